@@ -16,7 +16,7 @@ import (
 // several stores or slots are asked one after the other until one is due at once. If none is, the one that is due first is kept, and the others get
 // their permits back.
 //
-// A call is refused if all members refuse, with an error only if none of them could be asked.
+// A call is refused if all members refuse. That is an error if none of them could be asked, or none could ever grant it ([ErrNeverGranted]).
 type Choice struct{ several }
 
 // Any returns a choice of limits of which a call must pass one. Its errors are those of [All].

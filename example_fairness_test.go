@@ -41,3 +41,15 @@ func ExampleWithFairness() {
 	}
 	// Output: busy gold gold quiet busy gold busy busy
 }
+
+func ExampleWithTenantWeights() {
+	limiter, err := tokenbucket.NewSmoothBursty("search", 10, tokenbucket.WithMaxPermits(0),
+		tokenbucket.WithFairness(func(ctx context.Context) string { return ctx.Value(customer{}).(string) }),
+		tokenbucket.WithTenantWeights(func(tenant string) int { return map[string]int{"gold": 2}[tenant] })) // others: 1
+	if err != nil {
+		panic(err)
+	}
+	_, err = limiter.Acquire(context.WithValue(context.Background(), customer{}, "gold"), 1)
+	fmt.Println(err)
+	// Output: <nil>
+}

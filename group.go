@@ -397,38 +397,54 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 	return a, g.hopeless(n, maxWait, &a, deadline)
 }
 
-// check returns the members that count, as a set of bits, or the error of a request that must not be sent.
+// check returns the members that count, as a set of bits, or the error of a request that must not be sent. A member of a choice that cannot grant the
+// request does not count: another may. If all of them cannot, the error is the first one's.
 func (g *several) check(n, maxWait int64) (set uint64, err error) {
 	if n < 1 {
 		return 0, fmt.Errorf("%w: permits %d: want at least 1", ErrInvalidPermits, n)
 	}
-	var never error
+	var cannot error
 	for i, w := range g.members {
-		l := w.limiter
-		if n > maxExact/w.permits {
-			return 0, &MemberError{Bucket: l.Name(), Err: l.limiter.Overflow(n)}
-		}
-		if err := l.checkPermits(n * w.permits); err != nil {
-			return 0, &MemberError{Bucket: l.Name(), Err: err}
-		}
-		if l.shadow || l.enabled != nil && !l.enabled() {
-			continue
-		}
-		set |= 1 << i
-		if s := l.effective(); s.Kind == bursty && float64(n*w.permits) <= s.max {
-			continue
-		}
-		if err := l.neverGranted(n*w.permits, maxWait, nil); err != nil {
-			if g.choice == permit.Any {
-				set &^= 1 << i // another member may grant it
-			}
-			never = &MemberError{Bucket: l.Name(), Err: err}
+		counts, err := w.check(n, maxWait)
+		switch {
+		case err == nil && counts:
+			set |= 1 << i
+		case err != nil && g.choice == permit.All && !errors.Is(err, ErrNeverGranted):
+			return 0, err
+		case err != nil && cannot == nil:
+			cannot = err
 		}
 	}
 	if g.choice == permit.Any && set != 0 {
-		never = nil
+		cannot = nil
 	}
-	return set, never
+	return set, cannot
+}
+
+// check reports whether a member counts, and returns the error of a request for n permits of the group that it cannot grant.
+func (w weighted) check(n, maxWait int64) (counts bool, err error) {
+	l := w.limiter
+	if n > maxExact/w.permits {
+		return false, &MemberError{Bucket: l.Name(), Err: l.limiter.Overflow(n)}
+	}
+	if err := l.checkPermits(n * w.permits); err != nil {
+		return false, &MemberError{Bucket: l.Name(), Err: err}
+	}
+	if l.shadow || l.enabled != nil && !l.enabled() {
+		return false, nil
+	}
+	if s := l.effective(); s.Kind == bursty && float64(n*w.permits) <= s.max {
+		return true, nil
+	}
+	return true, w.never(n, maxWait, nil)
+}
+
+// never returns the [ErrNeverGranted] of a member. See [RateLimiter.neverGranted].
+func (w weighted) never(n, maxWait int64, reply *engine.Result) error {
+	if err := w.limiter.neverGranted(n*w.permits, maxWait, reply); err != nil {
+		return &MemberError{Bucket: w.limiter.Name(), Err: err}
+	}
+	return nil
 }
 
 // hopeless returns the error of a request that was refused, and not only because the permits are in demand. See RateLimiter.hopeless.
@@ -437,17 +453,25 @@ func (g *several) hopeless(n, maxWait int64, a *answer, deadline time.Duration) 
 		return nil
 	}
 	w := g.members[a.refused]
-	l := w.limiter
-	if g.choice == permit.All {
-		if err := l.neverGranted(n*w.permits, maxWait, &engine.Result{Wait: a.wait.Microseconds()}); err != nil {
-			return &MemberError{Bucket: l.Name(), Err: err}
+	never := w.never(n, maxWait, &engine.Result{Wait: a.wait.Microseconds()})
+	if g.choice == permit.Any {
+		for _, i := range a.indexes {
+			if i != a.refused && never != nil && g.members[i].never(n, maxWait, &engine.Result{Wait: unknownWait}) == nil {
+				never = nil
+			}
 		}
 	}
+	if never != nil {
+		return never
+	}
 	if a.wait.Microseconds() <= maxWait && deadline != 0 {
-		return &MemberError{Bucket: l.Name(), Err: &WaitError{l.Name(), int(n * w.permits), a.wait, context.DeadlineExceeded}}
+		return &MemberError{Bucket: w.limiter.Name(), Err: &WaitError{w.limiter.Name(), int(n * w.permits), a.wait, context.DeadlineExceeded}}
 	}
 	return nil
 }
+
+// unknownWait is the wait of a member of a choice that did not decide the refusal: whether it is warm is not known.
+const unknownWait = -2
 
 // longestTimeout returns the longest store timeout of a member.
 func (g *several) longestTimeout() (longest time.Duration) {

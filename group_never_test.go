@@ -25,3 +25,32 @@ func TestChoiceOverflows(t *testing.T) {
 		})
 	}
 }
+
+// A request that no member of a choice could ever grant in time is an error at its first call, too, and with the members whose switch is off aside. If
+// one member could grant it, it is only refused.
+func TestChoiceNeverGrants(t *testing.T) {
+	for name, open := range groupStores(t) {
+		t.Run(name, func(t *testing.T) {
+			s, burst := tb.WithStore(open()), tb.WithMaxPermits(1)
+			a, b := limiter(t, "a", 1, s, burst), limiter(t, "b", 2, s, burst)
+			c, err := tb.Any(a, b)
+			require.NoError(t, err)
+			for range 2 {
+				_, err = c.TryAcquire(ctx, 5, time.Second)
+				require.ErrorIs(t, err, tb.ErrNeverGranted)
+				var wait *tb.WaitError
+				require.ErrorAs(t, err, &wait)
+				require.Positive(t, wait.Wait)
+			}
+			c, err = tb.Any(a, tb.Weighted(b, 1), limiter(t, "c", 10, s, tb.WithMaxPermits(10)))
+			require.NoError(t, err)
+			for range 2 {
+				by, err := c.TryAcquire(ctx, 10, 0)
+				require.NoError(t, err)
+				if by != nil {
+					require.Equal(t, "c", by.Name())
+				}
+			}
+		})
+	}
+}
