@@ -1,6 +1,7 @@
 package tokenbucket
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -305,6 +306,7 @@ func partsOfGroup(limiters []*RateLimiter, members []group.Member) (parts [][]in
 type answer struct {
 	granted bool
 	wait    time.Duration
+	over    time.Duration // how much less a refused reservation would have to wait, to be granted; 0 if it is the wait less the timeout
 	by      Decider
 	sent    time.Duration      // when the stores were asked, by clock.Mono; 0 if they were not
 	asked   *several           // whose members were asked
@@ -365,6 +367,9 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 	}
 	c := g.participant(set)
 	a.p, a.indexes, a.by = c.Participant, c.indexes, ByStore
+	if maxWait == 0 && g.giveWay(v, &a) {
+		return a, nil
+	}
 	most, deadline := maxWait, deadlineOf(ctx)
 	if deadline != 0 {
 		most = min(most, max(0, (deadline-clock.Mono()).Microseconds()))
@@ -380,7 +385,8 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 	a.sent = clock.Mono()
 	q := group.NewCall(n, maxWait, deadline, v == reserve)
 	r := a.p.Wait(ctx, q, a.p.Submit(ctx, q))
-	a.granted, a.wait, a.members = r.Granted, time.Duration(r.Wait)*time.Microsecond, r.Members
+	a.granted, a.members = r.Granted, r.Members
+	a.wait, a.over = time.Duration(r.Wait)*time.Microsecond, time.Duration(r.Over)*time.Microsecond
 	switch {
 	case r.Err != nil:
 		return a, r.Err
@@ -395,6 +401,34 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 	a.p.Recycle(q)
 	a.refused = a.indexes[max(0, r.Member)]
 	return a, g.hopeless(n, maxWait, &a, deadline)
+}
+
+// giveWay refuses a request that does not wait at all, and leaves stored permits to callers of a higher priority. See RateLimiter.giveWay. A choice
+// refuses it if all of its members would.
+func (g *several) giveWay(v verb, a *answer) (yields bool) {
+	for at, i := range a.indexes {
+		w := g.members[i]
+		l := w.limiter
+		if l.priority == Normal || !l.limiter.Coordinator.Yields() {
+			if g.choice == permit.Any {
+				return false
+			}
+			continue
+		}
+		if !yields {
+			yields, a.refused, a.wait = true, i, time.Duration(l.effective().interval)*time.Microsecond
+		}
+		if v == reserve {
+			if a.members == nil {
+				a.members = make([]group.Outcome, len(a.indexes))
+			}
+			a.members[at] = group.Outcome{Seen: l.limiter.Coordinator.View.Seen(), Wait: int64(l.effective().interval), Refused: true}
+		}
+	}
+	if yields {
+		a.by = ByPriority
+	}
+	return yields
 }
 
 // check returns the members that count, as a set of bits, or the error of a request that must not be sent. A member of a choice that cannot grant the
@@ -464,7 +498,7 @@ func (g *several) hopeless(n, maxWait int64, a *answer, deadline time.Duration) 
 	if never != nil {
 		return never
 	}
-	if a.wait.Microseconds() <= maxWait && deadline != 0 {
+	if a.wait.Microseconds() <= maxWait && deadline != 0 && deadline-clock.Mono() < a.wait {
 		return &MemberError{Bucket: w.limiter.Name(), Err: &WaitError{w.limiter.Name(), int(n * w.permits), a.wait, context.DeadlineExceeded}}
 	}
 	return nil
@@ -572,7 +606,7 @@ func (g *several) observe(ctx context.Context, permits int, a answer, err error,
 		}
 		if concerned {
 			l.observer.Decision(ctx, Decision{Bucket: l.Name(), Label: l.label, Permits: permits * int(w.permits), Granted: err == nil && a.granted, Err: err,
-				By: by, Wait: a.wait, Elapsed: elapsed})
+				By: by, Wait: a.wait, Elapsed: elapsed, Priority: l.priority})
 		}
 	}
 }
@@ -633,7 +667,7 @@ func (g *several) reserve(ctx context.Context, permits int, timeout time.Duratio
 	}
 	r := &GroupReservation{answer: a, permits: int64(permits)}
 	if !a.granted {
-		r.retryAfter = max(0, a.wait-max(0, timeout))
+		r.retryAfter = cmp.Or(a.over, max(0, a.wait-max(0, timeout)))
 	}
 	return r, nil
 }

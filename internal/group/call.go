@@ -42,6 +42,7 @@ type Call struct {
 	grant    *grant
 	unused   *grant // of a reservation that was due at once, for Return
 	wait     int64
+	over     int64     // of a refusal, see Result
 	member   int       // that refused the call; for permit.Any the one that it has permits of; -1 if there is none
 	members  []Outcome // of a reservation
 	err      error
@@ -61,6 +62,7 @@ type Outcome struct {
 type Result struct {
 	Granted bool
 	Wait    int64 // as in engine.Result
+	Over    int64 // how much less a refused reservation would have to wait, to be granted
 	// Member refused the call, or for permit.Any has granted it; -1 if it is unknown.
 	Member  int
 	Members []Outcome // of a reservation
@@ -96,7 +98,7 @@ func (q *Call) Ready() <-chan struct{} { return q.ready }
 
 // result returns the outcome of a call that has ended, or of a reservation that was decided.
 func (q *Call) result() Result {
-	r := Result{Granted: q.state == owned || q.state == done || q.promised, Wait: q.wait, Member: q.member, Members: q.members, Err: q.err}
+	r := Result{Granted: q.state == owned || q.state == done || q.promised, Wait: q.wait, Over: q.over, Member: q.member, Members: q.members, Err: q.err}
 	if r.Granted {
 		r.Wait = max(0, q.due-q.decided)
 	}

@@ -179,6 +179,9 @@ func (f *flight) addRow(q *Call, members []member) (more bool) {
 			r.MaxWaitMicros = min(remaining, most)
 			more = more && room
 		} else {
+			if q.timeout < permit.MaxExact { // one without a timeout asks for its place, whenever that is
+				r.MaxWaitMicros = min(remaining, f.looks[i].reach(r.Permits))
+			}
 			ends |= 1 << i
 		}
 		f.batch[i].Requests = append(f.batch[i].Requests, r)

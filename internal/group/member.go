@@ -183,6 +183,15 @@ func (m *member) look(ahead int64) look {
 	return look{terms: t, horizon: engine.Horizon(t), ahead: ahead, stored: m.stored, own: m.Limiter.Coordinator.Class, floor: m.floor}
 }
 
+// reach returns the longest wait of a reservation. It does not wait in the queue for the time that the look-ahead of a lower class lacks, so it is granted
+// no later than that. See engine.Coordinator.LookAhead.
+func (l *look) reach(n int64) int64 {
+	if l.own == engine.Normal {
+		return permit.MaxExact
+	}
+	return engine.LookAhead(l.terms, l.floor.Next(l.own, n), n, 0)
+}
+
 // bound returns the longest wait of a request of a waiter. It reports whether there is any use in asking for another waiter. The wait is computed
 // again in steps, so most requests of a batch are equal.
 func (l *look) bound(permits int64) (most int64, more bool) {

@@ -259,11 +259,14 @@ func refuses(r *permit.Request) bool {
 
 // refuseOrKeep ends a call that was refused. It reports whether the call waits instead, because its permits lie beyond the look-ahead.
 func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
-	final, some, wait, by := false, true, int64(-1), -1
+	final, some, wait, over, by := false, true, int64(-1), int64(-1), -1
 	all, overflows := r.config.Choice == permit.All, 0
 	for m, request := range r.decided(i) {
 		if !refuses(request) {
 			continue
+		}
+		if q.reserves && !q.promised { // not a waiter, see refused
+			r.members[m].heldBack(request.Permits, r.now)
 		}
 		ends, w := r.ends[i]&(1<<m) != 0, request.Grant.WaitMicros
 		if request.Grant.Overflow { // no state of the member grants it
@@ -278,6 +281,9 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 		if by < 0 || all && w > wait || !all && w < wait {
 			wait, by = w, m
 		}
+		if beyond := w - request.MaxWaitMicros; over < 0 || all && beyond > over || !all && beyond < over {
+			over = beyond
+		}
 	}
 	if !all {
 		final = some
@@ -289,7 +295,9 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 	if q.decided != 0 {
 		wait += r.now - q.came
 	}
-	q.decided = r.now
+	if q.decided = r.now; q.reserves {
+		q.over = over
+	}
 	r.queue.refuse(q, max(0, wait))
 	return false
 }
