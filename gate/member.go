@@ -20,32 +20,32 @@ func (a *Admission) levelOf(r Reservation) (level tokenbucket.Level, known bool)
 	case *tokenbucket.Reservation:
 		return r.Level()
 	case *tokenbucket.GroupReservation:
-		a.Member, level, known = decisive(r.Members(), r.OK())
+		a.Member, level, known = decisive(r.Members(), r.RefusedBy())
 	}
 	return level, known
 }
 
-// decisive returns the name and the level of the member that decided: of a refusal the one that refused with the longest wait, of a grant the
-// one of which the fewest permits of the group remain. The level is in these permits: a member of weight 3 that has 6 has 2 of them. A
+// decisive returns the name and the level of the member that decided: of a refusal refusedBy, of a grant the one of which the fewest permits of
+// the group remain. The level is in these permits: a member of weight 3 that has 6 has 2 of them. A
 // reservation does not show what was requested, so the lightest member is taken to have the weight 1.
-func decisive(members []tokenbucket.MemberOutcome, granted bool) (name string, level tokenbucket.Level, known bool) {
-	var wait time.Duration
+func decisive(members []tokenbucket.MemberOutcome, refusedBy *tokenbucket.RateLimiter) (name string, level tokenbucket.Level, known bool) {
+	if refusedBy != nil {
+		name = refusedBy.Name()
+	}
 	least := math.MaxInt
 	for i := range members {
 		least = min(least, max(1, members[i].Permits))
 	}
 	for i := range members {
 		m := &members[i]
-		if granted && !m.Taken || !granted && !m.Refused {
+		if refusedBy == nil && !m.Taken || refusedBy != nil && m.Limiter != refusedBy {
 			continue
 		}
 		of, ok := levelIn(m, least)
-		switch {
-		case name == "":
-		case granted && (!ok || known && of.Remaining >= level.Remaining), !granted && m.Wait <= wait:
+		if refusedBy == nil && name != "" && (!ok || known && of.Remaining >= level.Remaining) {
 			continue
 		}
-		name, level, known, wait = m.Limiter.Name(), of, ok, m.Wait
+		name, level, known = m.Limiter.Name(), of, ok
 	}
 	return name, level, known
 }

@@ -115,3 +115,22 @@ func TestWaitForSeveralIsGivenUp(t *testing.T) {
 	require.Nil(t, gate.One[*tokenbucket.Reservation](nil, 0))
 	require.Nil(t, gate.One((*tokenbucket.Group)(nil), 0))
 }
+
+// The member that an admission names is the one whose wait is the RetryAfter: of a refused choice the one that would have been due first.
+func TestMemberOfARefusedChoice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow, quick := named(t, "slow", 0.1, 1), named(t, "quick", 1, 2)
+		choice, err := tokenbucket.Any(slow, quick)
+		require.NoError(t, err)
+		for _, l := range []*tokenbucket.RateLimiter{slow, quick} {
+			_, err := l.Reserve(t.Context(), int(storedIn(t, l))+1)
+			require.NoError(t, err)
+		}
+		a, err := gate.One(choice, 0).Enter(t.Context(), "")
+		require.NoError(t, err)
+		require.False(t, a.OK)
+		require.Equal(t, "quick", a.Member)
+		require.Equal(t, 2*time.Second, a.RetryAfter, "for the debt of one permit, and its own")
+		require.Equal(t, 2.0, a.Level.MaxPermits)
+	})
+}
