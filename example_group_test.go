@@ -38,8 +38,9 @@ func ExampleAll() {
 
 // One name with several limits.
 func ExampleNewLimits() {
-	limits, err := tokenbucket.NewLimits("fares", tokenbucket.PerSecond(5), tokenbucket.PerMinute(200), tokenbucket.PerDay(10_000).Burst(1000),
-		tokenbucket.WithStore(tokenbucket.NewMemoryStore()))
+	store := tokenbucket.NewMemoryStore()
+	limits, err := tokenbucket.NewLimits("fares", tokenbucket.PerSecond(5), tokenbucket.PerDay(10_000).Burst(2000),
+		tokenbucket.WithStore(store), tokenbucket.WithInitialPermitsUpTo(2000))
 	if err != nil {
 		panic(err)
 	}
@@ -51,7 +52,6 @@ func ExampleNewLimits() {
 	// Output:
 	// true <nil>
 	// fares/second
-	// fares/minute
 	// fares/day
 }
 

@@ -58,16 +58,18 @@ const maxMembers = 32
 //
 // The decision is one atomic step if all members are on one store, and that is a MemoryStore, a Store of your own, or a Redis store of a single server.
 // On a cluster or a ring the members' buckets must also share a slot ([WithSlot]). Otherwise the members are asked one after the other, the slowest
-// first, and what some have granted goes back if another refuses. What other processes have taken permits behind by then cannot go back and lapses:
-// [Group.Lost] counts it.
+// first, and what some have granted goes back if another refuses. If another process has taken later permits by then, they cannot go back and lapse: [Group.Lost]
+// counts them.
 //
 // A member that is due before the others is used later than its time. So the bound on its permits in a window ([PayNow], [PayLater]) grows by its rate
-// times the longest wait for another member, which is at most that member's look-ahead: a second, or the time of four of its permits and the request's own
-// if that is longer. [Group.Reserve] is not bounded by a look-ahead.
+// times the longest wait for another member, which is at most that member's look-ahead: a second, or the time of four of its permits if that is longer,
+// and for a request of several permits the time of the others in addition. [Group.Reserve] is not bounded by a look-ahead.
 //
 // A member does not count while its switch is off ([WithSwitch]), if it is a shadow ([WithShadow]), or while its store is unavailable and its policy
-// is [FailOpen]. With [LocalShare] its local share counts instead. The store timeout is the shortest of the members', and so is the number of waiters
-// ([WithMaxWaiters]). All methods are safe for concurrent use.
+// is [FailOpen]. With [LocalShare] its local share counts instead. The store timeout and the maximum number of waiters ([WithMaxWaiters]) are the smallest
+// of the members'. Each member's priority counts in its own bucket.
+//
+// A grant is a [Decision] for the observers of all members, and a refusal for that of the member which refused. All methods are safe for concurrent use.
 type Group struct{ several }
 
 // All returns a group of limits that a call must all pass. It must have at least one member and at most 32, of different buckets and with the same clock
@@ -163,7 +165,7 @@ func sameClock(a, b *RateLimiter) bool {
 	return a.time.System() && b.time.System() || reflect.ValueOf(x).Comparable() && reflect.ValueOf(y).Comparable() && x == y
 }
 
-// MemberError is the error of a call of a [Group] or a [Choice] which one member is the reason for. Match Err with errors.Is.
+// MemberError is the error of a call of a [Group] or a [Choice] that one member has caused. Match Err with errors.Is.
 type MemberError struct {
 	// Bucket is the name of the member.
 	Bucket string
@@ -633,7 +635,7 @@ func (a *answer) about(l *RateLimiter) (by Decider, concerned bool) {
 func (g *Group) Try(ctx context.Context) (bool, error) { return g.TryAcquire(ctx, 1, g.maxWait) }
 
 // TryAcquire takes permits of all members and waits until they are due, if that is within the timeout. Otherwise it returns false and takes nothing.
-// In all else it is [RateLimiter.TryAcquire]. An error names the member in a [*MemberError].
+// In all else it is [RateLimiter.TryAcquire]. An error that a member has caused is a [*MemberError].
 func (g *Group) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
 	a, err := g.ask(ctx, acquire, permits, timeout)
 	return err == nil && a.granted, err

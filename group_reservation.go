@@ -19,7 +19,7 @@ type GroupReservation struct {
 
 // MemberOutcome is what was decided about one member's part of a request.
 type MemberOutcome struct {
-	// Limiter is the member, or during an outage its local share ([LocalShare]).
+	// Limiter is the member as it was listed.
 	Limiter *RateLimiter
 	// Permits of the member that the request needs.
 	Permits int
@@ -47,7 +47,8 @@ func (r *GroupReservation) OK() bool { return r.answer.granted }
 // for a reservation that is OK.
 func (r *GroupReservation) RetryAfter() time.Duration { return r.retryAfter }
 
-// RefusedBy returns the member that refused the request, the one with the longest wait if several did; nil if the reservation is OK.
+// RefusedBy returns the member that refused the request; nil if the reservation is OK. If several have, it is the one with the longest wait of a group, the
+// one with the shortest of a choice. Refused by an earlier reply, without asking, a group has the first of the list.
 func (r *GroupReservation) RefusedBy() *RateLimiter {
 	if r.answer.refused < 0 {
 		return nil

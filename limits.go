@@ -64,8 +64,11 @@ func (o Option) limits(all *limits) { all.opts = append(all.opts, o) }
 
 // NewLimits returns a group of several limits of one name, which a call must all pass:
 //
-//	limits, err := tokenbucket.NewLimits("fares", tokenbucket.PerSecond(5), tokenbucket.PerMinute(200), tokenbucket.PerDay(10_000).Burst(2000),
-//		tokenbucket.WithStore(store))
+//	limits, err := tokenbucket.NewLimits("fares", tokenbucket.PerSecond(5), tokenbucket.PerDay(10_000).Burst(2000),
+//		tokenbucket.WithStore(store), tokenbucket.WithInitialPermitsUpTo(2000))
+//
+// Beside a limit of a second, that of a longer window needs a [Limit.Burst]. Otherwise it alone decides: the permits of 10,000 a day fall due one in 8.6 s, and
+// the bucket holds one. [WithInitialPermitsUpTo] lets new buckets begin full.
 //
 // Each limit has a bucket of its own, by [NewSmoothBursty]: fares/second, fares/minute, fares/day, and for another window fares/ and its duration. All of
 // them are in the slot of the name ([WithSlot]), so they are decided on in one step, on a cluster too. The options are for all of them; no window may

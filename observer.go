@@ -13,7 +13,7 @@ import (
 // other panic is logged. No other call is affected.
 type Observer struct {
 	// Decision is called once for every Try, TryAcquire, Acquire, Reserve and TryReserve, in the caller's goroutine, just before the call
-	// returns.
+	// returns. See [Group] for calls of several limiters.
 	Decision func(context.Context, Decision)
 	// Trip is called when the store has replied to a batch of requests, or when the batch was given up. It is called on the observer of the
 	// limiter whose request is the first of the batch, or for a batch of a [Group] on that of its first member on the store that has an

@@ -15,7 +15,7 @@ import (
 // permits that were granted before.
 //
 //	r, err := limiter.Reserve(ctx, estimate)
-//	…
+//	<-r.Ready() // and then the call
 //	err = r.Settle(ctx, actual)
 //
 // A reservation is settled once: a second Settle does nothing, whatever its number, and so does one after Cancel or Return has given the permits
