@@ -22,7 +22,10 @@ type Choice struct{ several }
 // Any returns a choice of limits of which a call must pass one. Its errors are those of [All].
 func Any(members ...Member) (*Choice, error) {
 	c := new(Choice)
-	return c, c.init(permit.Any, members)
+	if err := c.init(permit.Any, members); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // chosen returns the member that a call was granted by.

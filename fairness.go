@@ -105,10 +105,10 @@ func (l *RateLimiter) TryAwait(ctx context.Context, permits int, timeout time.Du
 		return nil, err
 	case v.reservation != nil: // of a shadow
 		return v.reservation, nil
-	case v.by == BySwitch, v.by == ByPolicy, v.by == ByCheck: // decided without the bucket
+	case v.by == BySwitch, v.by == ByCheck, v.by == ByPolicy && v.granted: // decided without the bucket
 		return &Reservation{refused: !v.granted}, nil
 	case !v.granted:
-		return refusedReservation((v.wait - timeout).Microseconds(), level), nil
+		return refusedReservation((v.wait - max(0, timeout)).Microseconds(), level), nil
 	}
 	return &Reservation{call: engine.Reserved(&l.limiter, nil), level: level, limiter: l, permits: int64(permits)}, nil
 }

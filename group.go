@@ -77,7 +77,10 @@ type Group struct{ several }
 // they are due, so more of them would fall into a window. Two names of one bucket on two stores are not recognised.
 func All(members ...Member) (*Group, error) {
 	g := new(Group)
-	return g, g.init(permit.All, members)
+	if err := g.init(permit.All, members); err != nil {
+		return nil, err
+	}
+	return g, nil
 }
 
 // several is what Group and Choice share.
@@ -93,6 +96,8 @@ type several struct {
 	mu       sync.Mutex
 	counted  map[uint64]*counted // by the members that count, as a set of bits
 	degraded *several            // the last one in which members were replaced; nil before
+	// lostBefore is what those before it have lost.
+	lostBefore int64
 }
 
 // counted is the participant for the members that count, and their indexes.
@@ -221,7 +226,7 @@ func (g *several) newParticipant(set uint64) *group.Participant {
 			c.Immediate, c.Timeout = false, min(c.Timeout, l.limiter.Coordinator.Timeout)
 		}
 	}
-	c.Parts = partsOfGroup(limiters, c.Members)
+	c.Parts = partsOfGroup(g.choice, limiters, c.Members)
 	if c.Immediate {
 		c.Timeout = 0
 	}
@@ -273,7 +278,7 @@ func tripsOf(parts [][]int, limiters []*RateLimiter) []func(engine.Trip) {
 
 // partsOfGroup returns the members that one store decides in one step, by their indexes: those of one store and, if that has several servers, of one
 // slot. The part with the slowest member comes first, because it refuses most.
-func partsOfGroup(limiters []*RateLimiter, members []group.Member) (parts [][]int) {
+func partsOfGroup(choice permit.Choice, limiters []*RateLimiter, members []group.Member) (parts [][]int) {
 	slots := make([]string, len(limiters))
 	for i, l := range limiters {
 		if t := traitsOf(l.store); t.slot != nil {
@@ -285,6 +290,9 @@ func partsOfGroup(limiters []*RateLimiter, members []group.Member) (parts [][]in
 			parts = append(parts, nil)
 		}
 		parts[at] = append(parts[at], i)
+	}
+	if choice == permit.Any {
+		return parts // of several that are due at once, the first of the list
 	}
 	pace := func(part []int) (slowest float64) {
 		for _, i := range part {
@@ -534,6 +542,12 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 	for i, w := range g.members {
 		l := w.limiter
 		c := l.limiter.Coordinator
+		if l.shadow || l.enabled != nil && !l.enabled() { // it does not count, whatever its store does
+			if g.choice == permit.All {
+				left = append(left, w)
+			}
+			continue
+		}
 		if c.Health == nil || i != at && c.Down() == nil && c.Health != cause.Health { // a store without a monitor does not fail
 			left = append(left, w)
 			continue
@@ -589,6 +603,9 @@ func (g *several) without(members []Member) (*several, error) {
 	d := new(several)
 	if err := d.init(g.choice, members); err != nil {
 		return nil, err
+	}
+	if g.degraded != nil {
+		g.lostBefore += g.degraded.lost()
 	}
 	g.degraded = d
 	return d, nil
@@ -685,12 +702,14 @@ func (g *several) limiters() (all []*RateLimiter) {
 }
 
 // Lost returns how many permits this group has taken and could not give back. They lapse. On one store that happens if other processes have taken
-// permits behind those of a caller who gave up. Members on several stores or slots also lose permits to refusals. A refund whose reply is lost counts.
+// permits behind those of a caller who gave up. Members on several stores or slots also lose permits to refusals. A refund whose reply is lost counts;
+// one that gives some of its permits back does not.
 func (g *Group) Lost() int64 { return g.lost() }
 
-func (g *several) lost() (permits int64) {
+func (g *several) lost() int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	permits := g.lostBefore
 	for _, p := range g.counted {
 		permits += p.Lost()
 	}

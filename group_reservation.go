@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -48,7 +49,7 @@ func (r *GroupReservation) OK() bool { return r.answer.granted }
 func (r *GroupReservation) RetryAfter() time.Duration { return r.retryAfter }
 
 // RefusedBy returns the member that refused the request; nil if the reservation is OK. If several have, it is the one with the longest wait of a group, the
-// one with the shortest of a choice. Refused by an earlier reply, without asking, a group has the first of the list.
+// one with the shortest of a choice.
 func (r *GroupReservation) RefusedBy() *RateLimiter {
 	if r.answer.refused < 0 {
 		return nil
@@ -138,7 +139,7 @@ func (r *GroupReservation) settleable(actual int) error {
 		return err
 	}
 	more := int64(actual) - r.permits
-	for _, w := range r.answer.asked.members {
+	for _, w := range r.charged() {
 		if more > maxExact/w.permits {
 			return &MemberError{Bucket: w.limiter.Name(), Err: w.limiter.limiter.Overflow(more)}
 		}
@@ -146,10 +147,22 @@ func (r *GroupReservation) settleable(actual int) error {
 	return nil
 }
 
+// charged returns the members that the reservation has permits of.
+func (r *GroupReservation) charged() (members []weighted) {
+	a := &r.answer
+	taken := a.p.Taken(a.call) // of a choice
+	for at, i := range a.indexes {
+		if a.asked.choice == permit.All || at == taken {
+			members = append(members, a.asked.members[i])
+		}
+	}
+	return members
+}
+
 // settle sends the settlement. The reservation has ended.
 func (r *GroupReservation) settle(ctx context.Context, actual int) error {
 	more := int64(actual) - r.permits
-	if more == 0 {
+	if more == 0 || more < 0 && slices.ContainsFunc(r.charged(), func(w weighted) bool { return w.limiter.quota != nil }) {
 		return nil
 	}
 	p := r.answer.p
@@ -163,7 +176,7 @@ func (r *GroupReservation) SettleLater(actual int) {
 	if r.answer.call == nil {
 		return
 	}
-	first := r.answer.asked.members[r.answer.indexes[0]].limiter
+	first := r.answer.asked.members[r.answer.indexes[0]].member()
 	if err := r.settleable(actual); err != nil {
 		first.notSettled(r.permits, actual, err)
 	} else if !r.ended.Swap(true) {

@@ -27,7 +27,7 @@ import (
 // Permits that go back may be granted again, although permits that were taken later keep their due times. So the calls of any window of T
 // seconds use at most the bound of [PayNow] or [PayLater], plus the permits given back since the first of them was granted, plus what they
 // used beyond their estimates. A bursty bucket is charged exactly what was used, unless it is full when permits go back. A limiter that
-// warms up only shrinks its debt.
+// warms up only shrinks its debt. A quota ([NewQuota]) gives nothing back, since more calls than it allows would fall into a window.
 func (r *Reservation) Settle(ctx context.Context, actual int) error {
 	if err := checkSettled(actual); err != nil || r.call == nil || r.refused {
 		return err
@@ -52,7 +52,7 @@ func checkSettled(actual int) error {
 // settle sends the settlement, which the caller has claimed by ended.
 func (r *Reservation) settle(ctx context.Context, actual int) error {
 	more, l, c := int64(actual)-r.permits, r.call.Limiter(), r.call.Coordinator()
-	if more == 0 {
+	if more == 0 || more < 0 && r.limiter != nil && r.limiter.quota != nil {
 		return nil
 	}
 	q := engine.NewOperation(l, &engine.Operation{Request: permit.Request{Op: permit.Settle, Permits: more}}, deadlineOf(ctx))

@@ -130,10 +130,12 @@ func (f *flight) fill(l *queue, since time.Duration) {
 
 // addSettlements adds the settlements of the queue, which addCalls removes from it.
 func (f *flight) addSettlements(l *queue, since time.Duration) {
+	settled, most := 0, permit.MaxBatch/len(f.own)/2
 	for _, q := range l.asking {
-		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/len(f.own)/2 {
+		if q.settles == nil || settled >= most {
 			continue
 		}
+		settled++
 		for m, more := range q.settles {
 			if more != 0 {
 				f.own[m] = append(f.own[m], own{call: q})
@@ -154,7 +156,7 @@ func (f *flight) addCalls(l *queue, since time.Duration) {
 		case q.settles != nil || len(f.rows) >= budget || !l.asks(q, f.local) || waits && !more:
 			rest = append(rest, q)
 		default:
-			if ok := f.addRow(q, l.members); waits {
+			if ok := f.addRow(q, l.members, l.config.Choice); waits {
 				more = ok
 			}
 			q.depart(f, since)
@@ -165,10 +167,10 @@ func (f *flight) addCalls(l *queue, since time.Duration) {
 }
 
 // addRow adds a joint request. It reports whether there is any use in asking for another waiter.
-func (f *flight) addRow(q *Call, members []member) (more bool) {
+func (f *flight) addRow(q *Call, members []member, choice permit.Choice) (more bool) {
 	remaining := q.remaining(f.local)
 	ends := uint64(0)
-	more = true
+	more = choice == permit.All
 	for i := range members {
 		r := permit.Request{Permits: q.permits * members[i].Weight, MaxWaitMicros: remaining}
 		if q.waiter() {
@@ -177,7 +179,11 @@ func (f *flight) addRow(q *Call, members []member) (more bool) {
 				ends |= 1 << i
 			}
 			r.MaxWaitMicros = min(remaining, most)
-			more = more && room
+			if choice == permit.All {
+				more = more && room
+			} else {
+				more = more || room // any member may grant it
+			}
 		} else {
 			if q.timeout < permit.MaxExact { // one without a timeout asks for its place, whenever that is
 				r.MaxWaitMicros = min(remaining, f.looks[i].reach(r.Permits))

@@ -50,7 +50,7 @@ func (c *Config) suspect() {
 
 // unavailable returns the error of the calls that need a store which is unavailable; nil if they need none. It has that store probed.
 func (c *Config) unavailable() error {
-	if c.Immediate || c.Choice == permit.Any && len(c.Parts) > 1 {
+	if c.Immediate {
 		return nil
 	}
 	for m := range c.Members {

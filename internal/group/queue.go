@@ -66,19 +66,17 @@ func (l *queue) hopeless(q *Call, now int64) bool {
 		return false
 	}
 	waiting := q.permits
-	for _, o := range l.asking {
-		waiting += o.permits
+	if l.config.Choice == permit.All { // of a choice another member may serve those ahead
+		for _, o := range l.asking {
+			waiting += o.permits
+		}
 	}
-	late, least, by := int64(0), int64(math.MaxInt64), 0
+	late, by := int64(0), -1
 	for i := range l.members {
 		due := l.members[i].dueOf(q.permits, waiting, now)
-		if due > late {
+		if by < 0 || l.config.Choice == permit.All && due > late || l.config.Choice == permit.Any && due < late {
 			late, by = due, i
 		}
-		least = min(least, due)
-	}
-	if l.config.Choice == permit.Any {
-		late = least
 	}
 	if late <= q.until {
 		return false
@@ -400,6 +398,7 @@ func (l *queue) expireTimeouts(now int64) {
 	for _, q := range late {
 		l.owned = remove(l.owned, q)
 		g := q.grant
+		q.member = slices.IndexFunc(g.parts, func(p part) bool { return p.taken && p.due == g.due })
 		l.refuse(q, g.due-q.came) // its members still have the outcome of the grant
 		l.free(g, nil, now)
 	}

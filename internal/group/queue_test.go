@@ -278,7 +278,7 @@ func TestJoin(t *testing.T) {
 	require.Zero(t, d.queue.askAt, "the next reply shows whether it can be in time")
 }
 
-// For permit.Any a call is hopeless if it is with every member.
+// For permit.Any a call is hopeless if it is with every member, even if other members serve those ahead of it.
 func TestJoinAny(t *testing.T) {
 	d := two(permit.Any)
 	d.members[0].stored, d.members[1].stored = 0, 0
@@ -286,7 +286,10 @@ func TestJoinAny(t *testing.T) {
 	d.call(1, permit.MaxExact)
 	d.queue.at, d.queue.askAt = start, start+second/2
 	require.Equal(t, asking, d.call(1, 2*second).state)
-	require.Equal(t, refused, d.call(1, 1500*ms).state)
+	require.Equal(t, asking, d.call(1, 1200*ms).state)
+	q := d.call(1, 1200*ms-1)
+	require.Equal(t, refused, q.state)
+	require.Equal(t, Result{Wait: 1200 * ms, Member: 1}, q.result())
 }
 
 // What is sent while the waiters pause: reservations and settlements, wherever they stand.

@@ -93,7 +93,7 @@ func (r *reply) settleOwn(m int, requests []permit.Request, err error) {
 		case err != nil:
 			r.queue.fail(o.call, err)
 		case !ok:
-			r.queue.fail(o.call, r.members[m].Limiter.Overflow(o.call.settles[m]))
+			r.queue.fail(o.call, r.config.Failure(m, r.members[m].Limiter.Overflow(o.call.settles[m])))
 		default:
 			if o.call.settles[m] = 0; !slices.ContainsFunc(o.call.settles, func(n int64) bool { return n != 0 }) {
 				r.queue.end(o.call, done, nil)
@@ -231,6 +231,16 @@ func (r *reply) failed(i int) (err error) {
 	return err
 }
 
+// unasked returns the error of the first part that was not decided because of a failure; nil if there is none.
+func (r *reply) unasked() error {
+	for k := range r.parts {
+		if leg := &r.parts[k]; leg.err != nil {
+			return r.config.Failure(leg.members[0], leg.err)
+		}
+	}
+	return nil
+}
+
 // noteOutcome keeps what was decided about the members' parts of a reservation.
 func (r *reply) noteOutcome(q *Call, i int) {
 	if q.promised || !q.reserves {
@@ -272,7 +282,7 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 		if request.Grant.Overflow { // no state of the member grants it
 			overflows++
 			if all || overflows == len(r.members) {
-				r.queue.fail(q, r.members[m].Limiter.Overflow(request.Permits))
+				r.queue.fail(q, r.config.Failure(m, r.members[m].Limiter.Overflow(request.Permits)))
 				return false
 			}
 			ends, w = true, permit.MaxExact
@@ -291,6 +301,10 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 	if q.member = by; !final || q.promised {
 		q.decided = cmp.Or(q.decided, r.now)
 		return true
+	}
+	if err := r.unasked(); !all && err != nil { // a member that was not asked might grant it: its failure policy decides
+		r.queue.fail(q, err)
+		return false
 	}
 	if q.decided != 0 {
 		wait += r.now - q.came

@@ -67,11 +67,9 @@ func (v *view) refuses(n, maxWait int64) (member int, wait int64, refused bool) 
 			least, refuses = s.members[m].Refuses(n*v.config.Members[m].Weight, maxWait, age)
 		}
 		switch {
-		case refuses && v.config.Choice == permit.All:
-			return m, least, true
 		case !refuses && v.config.Choice == permit.Any:
 			return 0, 0, false
-		case refuses && (!refused || least < wait):
+		case refuses && (!refused || v.config.Choice == permit.All && least > wait || v.config.Choice == permit.Any && least < wait):
 			member, wait, refused = m, least, true
 		}
 	}
