@@ -200,7 +200,7 @@ func (s *Schedule[V]) Overlaps(grant *Grant) bool {
 func (s *Schedule[V]) Behind(grant *Grant) bool {
 	for _, g := range slices.Backward(s.segments) {
 		begins, ends := grant.Before.Next, g.end.Next
-		if g.epoch != grant.Epoch { // the store's clock may have stepped in between
+		if d := grant.Offset - g.offset; g.epoch != grant.Epoch && (d > Jitter || d < -Jitter) { // the store's clock has stepped in between
 			begins, ends = begins+grant.Offset, g.ends()
 		}
 		if begins >= ends {

@@ -168,3 +168,19 @@ func TestGrantBeforeOthers(t *testing.T) {
 	}
 	require.True(t, new(Schedule[int]).Behind(&Grant{Terms: steady{}, Permits: 1, Epoch: 1}))
 }
+
+// Offsets of the clock vary with the round trips, so the permits of another epoch that follow at once lie behind, although their times by the local clock
+// do not. Otherwise every reservation of limiters that do not agree on the configuration has a schedule of its own, and costs as much as there are. Only
+// if the store's clock has stepped are times by the local clock compared.
+func TestBehindAnotherEpoch(t *testing.T) {
+	b := &bucket{next: 100 * interval}
+	s, _ := line(b, 2)
+	follows := func(offset int64) bool {
+		return s.Behind(&Grant{Terms: steady{}, Before: permit.Balance{Next: b.next}, Permits: 1, Epoch: 9, Tag: 9, Prev: 8, Offset: offset})
+	}
+	require.True(t, follows(0))
+	require.True(t, follows(-2))
+	require.True(t, follows(-Jitter))
+	require.False(t, follows(-Jitter-1))
+	require.True(t, follows(Jitter+1))
+}
