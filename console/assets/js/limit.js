@@ -45,9 +45,11 @@ function show(d) {
     element("span", {}, s.config, s.problem ? element("strong", { class: "bad" }, ` ${s.problem}`) : null),
   ]), "No instance.", 6);
   by("priorities-card").hidden = !d.priorities;
-  rows(by("priorities").tBodies[0], (d.priorities ?? []).map((p) => [
-    p.name, figure(number(p.granted)), figure(number(p.refused)), figure(count(p.waiting)), figure(p.p99_ms ? span(p.p99_ms) : "–"),
-  ]), "None.", 5);
+  if (d.priorities) {
+    rows(by("priorities").tBodies[0], d.priorities.map((p) => [
+      p.name, figure(number(p.granted)), figure(number(p.refused)), figure(count(p.waiting)), figure(p.p99_ms ? span(p.p99_ms) : "–"),
+    ]));
+  }
   rows(by("keys").tBodies[0], d.keys.map((k) => [{ text: shown(k.key), class: "code" }, figure(k.error ? `${count(k.count)}, or up to ${count(k.error)} less` : count(k.count))]), d.no_keys, 2);
   if (d.bucket) {
     setText(by("bucket-key"), shown(d.bucket.key));
