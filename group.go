@@ -58,8 +58,8 @@ const maxMembers = 32
 //
 // The decision is one atomic step if all members are on one store, and that is a MemoryStore, a Store of your own, or a Redis store of a single server.
 // On a cluster or a ring the members' buckets must also share a slot ([WithSlot]). Otherwise the members are asked one after the other, the slowest
-// first, and what some have granted goes back if another refuses. If another process has taken later permits by then, they cannot go back and lapse: [Group.Lost]
-// counts them.
+// first, and what some have granted goes back if another refuses. If another process has taken later permits by then, they cannot go back, and lapse:
+// [Group.Lost] counts them.
 //
 // A member that is due before the others is used later than its time. So the bound on its permits in a window ([PayNow], [PayLater]) grows by its rate
 // times the longest wait for another member, which is at most that member's look-ahead: a second, or the time of four of its permits if that is longer,
@@ -277,7 +277,8 @@ func tripsOf(parts [][]int, limiters []*RateLimiter) []func(engine.Trip) {
 }
 
 // partsOfGroup returns the members that one store decides in one step, by their indexes: those of one store and, if that has several servers, of one
-// slot. The part with the slowest member comes first, because it refuses most.
+// slot. The part with the slowest member comes first, because it refuses most; those of a choice stay in the order of the list, because of several members
+// that are due at once the first is taken.
 func partsOfGroup(choice permit.Choice, limiters []*RateLimiter, members []group.Member) (parts [][]int) {
 	slots := make([]string, len(limiters))
 	for i, l := range limiters {
@@ -292,7 +293,7 @@ func partsOfGroup(choice permit.Choice, limiters []*RateLimiter, members []group
 		parts[at] = append(parts[at], i)
 	}
 	if choice == permit.Any {
-		return parts // of several that are due at once, the first of the list
+		return parts
 	}
 	pace := func(part []int) (slowest float64) {
 		for _, i := range part {

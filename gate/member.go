@@ -26,8 +26,8 @@ func (a *Admission) levelOf(r Reservation) (level tokenbucket.Level, known bool)
 }
 
 // decisive returns the name and the level of the member that decided: of a refusal refusedBy, of a grant the one of which the fewest permits of
-// the group remain. The level is in these permits: a member of weight 3 that has 6 has 2 of them. A
-// reservation does not show what was requested, so the lightest member is taken to have the weight 1.
+// the group remain. The level is in these permits: a member of weight 3 that has 6 has 2 of them. A reservation does not show what was
+// requested, so the lightest member is taken to have the weight 1.
 func decisive(members []tokenbucket.MemberOutcome, refusedBy *tokenbucket.RateLimiter) (name string, level tokenbucket.Level, known bool) {
 	if refusedBy != nil {
 		name = refusedBy.Name()

@@ -128,9 +128,12 @@ func (f *flight) fill(l *queue, since time.Duration) {
 	f.limit(l.config.Timeout)
 }
 
+// budget returns how many calls a batch asks for at most, and how many settlements besides: a store accepts no more requests.
+func (f *flight) budget() int { return permit.MaxBatch / len(f.own) / 2 }
+
 // addSettlements adds the settlements of the queue, which addCalls removes from it.
 func (f *flight) addSettlements(l *queue, since time.Duration) {
-	settled, most := 0, permit.MaxBatch/len(f.own)/2
+	settled, most := 0, f.budget()
 	for _, q := range l.asking {
 		if q.settles == nil || settled >= most {
 			continue
@@ -148,7 +151,7 @@ func (f *flight) addSettlements(l *queue, since time.Duration) {
 // addCalls moves the calls that a batch asks for from the queue to its rows.
 func (f *flight) addCalls(l *queue, since time.Duration) {
 	rest := l.asking[:0]
-	more, budget := true, permit.MaxBatch/len(f.own)/2
+	more, budget := true, f.budget()
 	for _, q := range l.asking {
 		waits := !q.reserves || q.promised
 		switch {

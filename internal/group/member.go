@@ -183,6 +183,14 @@ func (m *member) look(ahead int64) look {
 	return look{terms: t, horizon: engine.Horizon(t), ahead: ahead, stored: m.stored, own: m.Limiter.Coordinator.Class, floor: m.floor}
 }
 
+// tells reports whether a refusal tells a member's wait rather than another's: for permit.All the longest, for permit.Any the shortest.
+func tells(choice permit.Choice, wait, other int64) bool {
+	if choice == permit.All {
+		return wait > other
+	}
+	return wait < other
+}
+
 // reach returns the longest wait of a reservation. It does not wait in the queue for the time that the look-ahead of a lower class lacks, so it is granted
 // no later than that. See engine.Coordinator.LookAhead.
 func (l *look) reach(n int64) int64 {

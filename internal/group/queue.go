@@ -74,7 +74,7 @@ func (l *queue) hopeless(q *Call, now int64) bool {
 	late, by := int64(0), -1
 	for i := range l.members {
 		due := l.members[i].dueOf(q.permits, waiting, now)
-		if by < 0 || l.config.Choice == permit.All && due > late || l.config.Choice == permit.Any && due < late {
+		if by < 0 || tells(l.config.Choice, due, late) {
 			late, by = due, i
 		}
 	}

@@ -288,10 +288,10 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 			ends, w = true, permit.MaxExact
 		}
 		final, some = final || ends, some && ends
-		if by < 0 || all && w > wait || !all && w < wait {
+		if by < 0 || tells(r.config.Choice, w, wait) {
 			wait, by = w, m
 		}
-		if beyond := w - request.MaxWaitMicros; over < 0 || all && beyond > over || !all && beyond < over {
+		if beyond := w - request.MaxWaitMicros; over < 0 || tells(r.config.Choice, beyond, over) {
 			over = beyond
 		}
 	}
@@ -302,9 +302,11 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 		q.decided = cmp.Or(q.decided, r.now)
 		return true
 	}
-	if err := r.unasked(); !all && err != nil { // a member that was not asked might grant it: its failure policy decides
-		r.queue.fail(q, err)
-		return false
+	if !all {
+		if err := r.unasked(); err != nil { // a member that was not asked might grant it: its failure policy decides
+			r.queue.fail(q, err)
+			return false
+		}
 	}
 	if q.decided != 0 {
 		wait += r.now - q.came

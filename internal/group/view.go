@@ -69,7 +69,7 @@ func (v *view) refuses(n, maxWait int64) (member int, wait int64, refused bool) 
 		switch {
 		case !refuses && v.config.Choice == permit.Any:
 			return 0, 0, false
-		case refuses && (!refused || v.config.Choice == permit.All && least > wait || v.config.Choice == permit.Any && least < wait):
+		case refuses && (!refused || tells(v.config.Choice, least, wait)):
 			member, wait, refused = m, least, true
 		}
 	}
