@@ -270,10 +270,10 @@ func TestGroupErrorsNameTheMember(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, "c", named(t, err))
 
-		choice := anyOf(t, limiter(t, "d", 100, s), tb.Weighted(limiter(t, "e", 1e6, s), 1<<40))
+		choice := anyOf(t, limiter(t, "d", 100, s), tb.Weighted(limiter(t, "e", 1e6, s), 1<<30))
 		r, err = choice.Reserve(ctx, 1)
 		require.NoError(t, err)
-		require.NoError(t, r.Settle(ctx, 10_000), "the other member, which cannot be charged that, was not taken from")
+		require.NoError(t, r.Settle(ctx, 10_000_000), "the other member, which cannot be charged that, was not taken from")
 
 		none, err := tb.All(a, nil)
 		require.ErrorIs(t, err, tb.ErrInvalidConfig)
