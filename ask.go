@@ -67,7 +67,7 @@ func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time
 	}
 	q, answered := l.enqueue(ctx, v, n, maxWait)
 	r := l.limiter.Coordinator.Wait(ctx, q, answered)
-	return l.verdict(ctx, v, q, &r, maxWait)
+	return l.verdict(ctx, v, q, &r, n, maxWait)
 }
 
 // giveWay returns how long a request of a lower priority may wait. It reports whether the request, which does not wait at all, leaves stored
@@ -217,8 +217,7 @@ func deadlineOf(ctx context.Context) time.Duration {
 }
 
 // verdict returns the verdict on a call that has a result.
-func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *engine.Result, maxWait int64) (got verdict, err error) {
-	n := q.Permits
+func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *engine.Result, n, maxWait int64) (got verdict, err error) {
 	if r.Err != nil {
 		if ctx.Err() != nil { // the caller has given up
 			return verdict{}, r.Err
@@ -231,9 +230,9 @@ func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *en
 	got = verdict{granted: r.Granted, wait: time.Duration(r.Wait) * time.Microsecond}
 	switch {
 	case v == reserve && r.Granted:
-		got.reservation = &Reservation{call: q, level: levelOf(r.Seen)}
+		got.reservation = &Reservation{call: q, level: levelOf(q.Coordinator().Seen(q))}
 	case v == reserve:
-		got.reservation = refusedReservation(r.Wait-maxWait, levelOf(r.Seen))
+		got.reservation = refusedReservation(r.Wait-maxWait, levelOf(q.Coordinator().Seen(q)))
 	}
 	if !r.Granted {
 		err = l.hopeless(ctx, n, maxWait, got.wait)

@@ -196,8 +196,6 @@ type Result struct {
 	// Wait is, for a grant, the time from the decision until the permits were due; for a refusal, how long they would have taken. In
 	// microseconds.
 	Wait int64
-	// Seen is the bucket after the decision about a reservation.
-	Seen Seen
 	Err  error
 }
 
@@ -206,9 +204,6 @@ func (q *Call) result() Result {
 	r := Result{Granted: q.state == waiting || q.state == done, Due: q.due, Wait: q.wait, Err: q.err}
 	if r.Granted {
 		r.Wait = max(0, q.due-q.decided)
-	}
-	if q.promise != nil {
-		r.Seen = q.promise.seen
 	}
 	return r
 }

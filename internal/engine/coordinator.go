@@ -257,6 +257,13 @@ func (c *Coordinator) Wait(ctx context.Context, q *Call, answered <-chan struct{
 	return q.result()
 }
 
+// Seen returns the bucket after the last decision about a reservation. It is not part of the Result, which is returned in registers.
+func (c *Coordinator) Seen(q *Call) Seen {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return q.promise.seen
+}
+
 // leave abandons a call. Waiters behind it move up; what is granted to it later and no waiter wants is refunded. It reports false if the
 // call has ended before.
 func (c *Coordinator) leave(q *Call, err error) bool {

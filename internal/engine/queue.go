@@ -18,7 +18,8 @@ import (
 //   - Waiters are served first come, first served, except reservations, which do not wait behind uncovered waiters. In turns, those of one
 //     tenant are served so, except that a smaller request may take permits that are too few for the one before it.
 //   - The line of each waiter is in q.line or q.old.
-//   - due is no later than the earliest due time and the earliest timeout of any waiter.
+//   - While mu is free, due is no later than the earliest due time and the earliest timeout of any waiter. So before due, release has nothing
+//     to do.
 type queue struct {
 	line    *schedule.Schedule[*Call]
 	old     []*schedule.Schedule[*Call]
@@ -88,7 +89,9 @@ func (q *queue) last() int64 {
 // join appends a call to the queue. It refuses the call if it cannot be in time. A reservation joins only if permits are left over for it;
 // otherwise its line stays nil.
 func (q *queue) join(w *Call, now int64) {
-	q.release(now)
+	if q.due != 0 && q.due <= now { // with 512 callers, calling release each time would cost 2 % of the processor
+		q.release(now)
+	}
 	w.Value, w.Until = w, schedule.Forever
 	if wait := w.remaining(now); wait < permit.MaxExact {
 		w.Until = now + wait
