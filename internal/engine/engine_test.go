@@ -368,3 +368,29 @@ type keepsLock struct{ released bool }
 func (s *keepsLock) Release()   { s.released = true }
 func (s *keepsLock) Kept() bool { return !s.released }
 func (*keepsLock) Waits() bool  { return false }
+
+// An alarm may be late, as in a process that was stopped. Then waiters whose timeouts have ended are not ahead of the next caller.
+func TestLateAlarm(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &book{terms: terms(100*time.Millisecond, 0)}
+		reserveFor(open(s), 20)
+		l := open(s)
+		var waiters sync.WaitGroup
+		for range 10 {
+			waiters.Go(func() { assert.False(t, try(context.Background(), l, 3*time.Second).Granted) })
+		}
+		synctest.Wait()
+		c := l.Coordinator
+		silent(c, 4*time.Second)
+		c.mu.Lock()
+		require.NotZero(t, c.queue.line.Wanted())
+		c.alarm.timer.Stop()
+		c.mu.Unlock()
+		time.Sleep(3500 * time.Millisecond)
+		c.mu.Lock()
+		c.View.inTime = c.Now() // as if a reply had just come
+		c.mu.Unlock()
+		require.True(t, try(context.Background(), l, 900*time.Millisecond).Granted)
+		waiters.Wait()
+	})
+}
