@@ -102,10 +102,8 @@ func passedBy(off bool) verdict {
 
 // check returns the error of a request that must not be sent. It reports whether the switch is off: then the request passes.
 func (l *RateLimiter) check(ctx context.Context, n, maxWait int64) (off bool, err error) {
-	if n != 1 { // the constructor has checked one permit
-		if err := l.checkPermits(n); err != nil {
-			return false, err
-		}
+	if err := l.checkPermits(n); err != nil {
+		return false, err
 	}
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -121,6 +119,9 @@ func (l *RateLimiter) check(ctx context.Context, n, maxWait int64) (off bool, er
 
 // checkPermits returns the error of a number of permits that no request may have.
 func (l *RateLimiter) checkPermits(n int64) error {
+	if n == 1 { // the constructor has checked it
+		return nil
+	}
 	if n <= 0 {
 		return fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), n)
 	}

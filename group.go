@@ -104,6 +104,7 @@ type several struct {
 type counted struct {
 	*group.Participant
 	indexes []int
+	locks   []int // positions in indexes, in the order in which takeNow locks the buckets; nil if it does not apply
 }
 
 // init sets the members.
@@ -201,6 +202,9 @@ func (g *several) participant(set uint64) *counted {
 			if set&(1<<i) != 0 {
 				c.indexes = append(c.indexes, i)
 			}
+		}
+		if n := len(c.indexes); c.Immediate && len(c.Parts) == 1 && n <= maxNow {
+			c.locks = byKey(n, func(i int) string { return g.members[c.indexes[i]].limiter.limiter.Coordinator.Key })
 		}
 		if g.counted[set] = c; whole {
 			g.full.Store(c)
@@ -382,6 +386,12 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 		return a, nil
 	}
 	most, deadline := maxWait, deadlineOf(ctx)
+	if v == acquire && c.locks != nil && g.takeNow(c, n, maxWait, &a) {
+		if a.granted {
+			return a, nil
+		}
+		return a, g.hopeless(n, maxWait, &a, deadline)
+	}
 	if deadline != 0 {
 		most = min(most, max(0, (deadline-clock.Mono()).Microseconds()))
 	}

@@ -75,11 +75,7 @@ func (s *MemoryStore) decide(batch *permit.Batch) error {
 func (s *MemoryStore) decideGroup(g *permit.Group) error {
 	n := len(g.Members)
 	now := g.Members[0].LocalMicros()
-	order := make([]int, n)
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return strings.Compare(g.Members[a].Key, g.Members[b].Key) })
+	order := byKey(n, func(i int) string { return g.Members[i].Key })
 	held := make([]*memoryBucket, n)
 	next := make([]PermitBucket, n)
 	buckets := make([]*PermitBucket, n)
@@ -105,6 +101,16 @@ func (s *MemoryStore) decideGroup(g *permit.Group) error {
 		}
 	}
 	return nil
+}
+
+// byKey returns the indexes of n buckets in the order of their keys.
+func byKey(n int, key func(i int) string) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return strings.Compare(key(a), key(b)) })
+	return order
 }
 
 // exchange decides a batch on states as text, of several buckets together.
@@ -222,23 +228,13 @@ func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bo
 	if passage == engine.Queue {
 		return verdict{}, false
 	}
-	inForce := l.own
-	if t := l.limiter.InForce(); t != &l.own.terms {
-		inForce = settingOf(t)
-	}
 	now := l.time.Micros()
-	b := l.slot.Load()
+	b := l.lockBucket(now)
 	if b == nil {
-		b = l.memory.bucket(l.limiter.Coordinator.Key, now)
-		l.slot.Store(b)
-	}
-	b.mu.Lock()
-	switch {
-	case b.swept:
-		b.mu.Unlock()
-		l.slot.Store(nil)
 		return verdict{}, false
-	case passage == engine.Refusals:
+	}
+	inForce := l.inForce()
+	if passage == engine.Refusals {
 		seen := b.state
 		b.mu.Unlock()
 		return l.refuseNow(v, &seen, now, inForce, n, maxWait)
@@ -249,8 +245,7 @@ func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bo
 	}
 	wait, granted, decided := b.state.takeNow(now, inForce, n, maxWait, place)
 	if granted {
-		b.touched = now
-		b.renewed = b.state.forgettable(l.limiter.Initial, l.limiter.Transient) && (inForce == l.own || inForce.sameContent(&l.own.config))
+		b.granted(l, inForce, now)
 	}
 	var r *Reservation
 	if decided && v == reserve {
@@ -258,6 +253,36 @@ func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bo
 	}
 	b.mu.Unlock()
 	return verdict{granted: granted, wait: time.Duration(wait) * time.Microsecond, reservation: r}, decided
+}
+
+// inForce returns the configuration in force if a reply has shown it, and else the limiter's own.
+func (l *RateLimiter) inForce() *setting {
+	if t := l.limiter.InForce(); t != &l.own.terms {
+		return settingOf(t)
+	}
+	return l.own
+}
+
+// lockBucket locks the limiter's bucket in its MemoryStore and returns it; nil if the bucket was swept.
+func (l *RateLimiter) lockBucket(now int64) *memoryBucket {
+	b := l.slot.Load()
+	if b == nil {
+		b = l.memory.bucket(l.limiter.Coordinator.Key, now)
+		l.slot.Store(b)
+	}
+	b.mu.Lock()
+	if b.swept {
+		b.mu.Unlock()
+		l.slot.Store(nil)
+		return nil
+	}
+	return b
+}
+
+// granted records a grant of takeNow to a limiter.
+func (b *memoryBucket) granted(l *RateLimiter, inForce *setting, now int64) {
+	b.touched = now
+	b.renewed = b.state.forgettable(l.limiter.Initial, l.limiter.Transient) && (inForce == l.own || inForce.sameContent(&l.own.config))
 }
 
 // refuseNow decides a request while there are waiters: it may be refused, but not granted. b is a copy of the bucket.
@@ -280,4 +305,66 @@ func (l *RateLimiter) reserved(b *PermitBucket, now int64, granted bool, place *
 	}
 	back := place.Refund(&b.setting.terms, 0, now)
 	return &Reservation{call: engine.Reserved(&l.limiter, &back), level: level}
+}
+
+// maxNow bounds the members that takeNow of a group decides on, because it copies their states.
+const maxNow = 8
+
+// takeNow decides a request for members in one MemoryStore without the queue, if each of them is due at once or too late. It locks their buckets in
+// the order of decideGroup. While a call of the group is in progress, it decides nothing.
+func (g *several) takeNow(c *counted, n, maxWait int64, a *answer) (decided bool) {
+	if !c.Idle() {
+		return false
+	}
+	var held [maxNow]*memoryBucket
+	defer func() {
+		for _, b := range held {
+			if b != nil {
+				b.mu.Unlock()
+			}
+		}
+	}()
+	now := g.members[c.indexes[0]].limiter.time.Micros()
+	for _, at := range c.locks {
+		if held[at] = g.members[c.indexes[at]].limiter.lockBucket(now); held[at] == nil {
+			return false
+		}
+	}
+	var next [maxNow]PermitBucket
+	first, grants, refused, wait := -1, 0, -1, int64(0)
+	for at, i := range c.indexes {
+		w := g.members[i]
+		next[at] = held[at].state
+		late, granted, decided := next[at].takeNow(now, w.limiter.inForce(), n*w.permits, maxWait, nil)
+		switch {
+		case !decided:
+			return false
+		case granted:
+			if grants++; first < 0 {
+				first = at
+			}
+		case refused < 0 || c.Tells(late, wait):
+			refused, wait = i, late
+		}
+	}
+	switch {
+	case g.choice == permit.Any && first >= 0:
+		g.keep(c, first, now, held[first], &next[first])
+	case grants == len(c.indexes):
+		for at := range c.indexes {
+			g.keep(c, at, now, held[at], &next[at])
+		}
+	default:
+		a.refused, a.wait = refused, time.Duration(wait)*time.Microsecond
+		return true
+	}
+	a.granted, a.member = true, first
+	return true
+}
+
+// keep writes the state of a member whose permits were taken.
+func (g *several) keep(c *counted, at int, now int64, b *memoryBucket, next *PermitBucket) {
+	b.state = *next
+	l := g.members[c.indexes[at]].limiter
+	b.granted(l, l.inForce(), now)
 }

@@ -12,6 +12,7 @@ package group
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -60,7 +61,8 @@ type Participant struct {
 	local clock.Local
 	transport.Place
 	trips *trips
-	view  view // it needs no lock to refuse
+	view  view        // it needs no lock to refuse
+	idle  atomic.Bool // no call is in progress
 
 	mu        sync.Mutex // guards the fields below and the calls; it comes before the lock of trips
 	members   []member
@@ -86,6 +88,7 @@ func New(config Config) *Participant {
 	if config.Direct {
 		p.trips.Direct = p.send
 	}
+	p.idle.Store(true)
 	return p
 }
 
@@ -212,6 +215,9 @@ func (p *Participant) Recycle(q *Call) {
 		calls.Put(q)
 	}
 }
+
+// Tells reports whether a refusal tells a member's wait rather than another's.
+func (p *Participant) Tells(wait, other int64) bool { return tells(p.Choice, wait, other) }
 
 // Refuses reports whether a request cannot be granted within maxWait by the last reply, by which member, and how long it would wait at least. It needs
 // no lock.
@@ -377,8 +383,16 @@ func (p *Participant) begin() {
 	p.deadlines.start(p.Timeout)
 }
 
-// setAlarm sets the alarm for the next change of the queue. mu must be held.
-func (p *Participant) setAlarm(now int64) { p.alarm.set(p.queue.next(p.inFlight.busy), now) }
+// setAlarm sets the alarm for the next change of the queue, and whether the participant is idle. mu must be held.
+func (p *Participant) setAlarm(now int64) {
+	if idle := p.queue.count == 0; idle != p.idle.Load() {
+		p.idle.Store(idle)
+	}
+	p.alarm.set(p.queue.next(p.inFlight.busy), now)
+}
+
+// Idle reports whether no call is in progress, so that a newcomer overtakes nobody if it takes permits without the queue. It needs no lock.
+func (p *Participant) Idle() bool { return p.idle.Load() }
 
 // ring is called when the alarm rings.
 func (p *Participant) ring() {
