@@ -203,7 +203,8 @@ func (g *several) participant(set uint64) *counted {
 				c.indexes = append(c.indexes, i)
 			}
 		}
-		if n := len(c.indexes); c.Immediate && len(c.Parts) == 1 && n <= maxNow {
+		lower := slices.ContainsFunc(c.indexes, func(i int) bool { return g.members[i].limiter.priority != Normal }) // the queue knows its floor
+		if n := len(c.indexes); c.Immediate && len(c.Parts) == 1 && n <= maxNow && !lower {
 			c.locks = byKey(n, func(i int) string { return g.members[c.indexes[i]].limiter.limiter.Coordinator.Key })
 		}
 		if g.counted[set] = c; whole {

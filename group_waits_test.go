@@ -3,6 +3,7 @@ package tokenbucket_test
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -219,4 +220,69 @@ func TestGroupRefusesAQuota(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tb.Any(other, quota)
 	require.NoError(t, err)
+}
+
+// What a lower class is granted in any way is taken from its floor, in memory too: after ten grants without waiting it has no credit left.
+func TestFloorIsSpentInMemory(t *testing.T) {
+	for name, open := range map[string]func(*tb.RateLimiter) acquirer{
+		"limiter": func(l *tb.RateLimiter) acquirer { return l },
+		"group": func(l *tb.RateLimiter) acquirer {
+			g, err := tb.All(l)
+			require.NoError(t, err)
+			return g
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, grants := range []int{0, 10} {
+				far(t, func(t *testing.T) {
+					store := tb.WithStore(tb.NewMemoryStore())
+					high := limiter(t, "a", 1, store, tb.WithMaxPermits(20), tb.WithInitialPermits(0))
+					low := open(limiter(t, "a", 1, store, tb.WithMaxPermits(20), tb.WithInitialPermits(0), tb.WithPriority(tb.Low), tb.WithPriorityFloor(0.5)))
+					next := func() time.Duration {
+						r, err := high.Reserve(ctx, 1)
+						require.NoError(t, err)
+						return r.Delay()
+					}
+					waits := func(n int) (stop func()) {
+						c, cancel := context.WithCancel(ctx)
+						var ended sync.WaitGroup
+						ended.Go(func() { _, _ = low.Acquire(c, n) })
+						synctest.Wait()
+						return func() { cancel(); ended.Wait() }
+					}
+					next()
+					next()
+					stop := waits(3)
+					for range 5 { // it earns credit, while others keep the debt
+						time.Sleep(time.Second)
+						next()
+					}
+					stop()
+					time.Sleep(20 * time.Second)
+					for range grants {
+						ok, err := low.TryAcquire(ctx, 1, 0)
+						require.NoError(t, err)
+						require.True(t, ok)
+					}
+					for next() < 2500*time.Millisecond {
+						continue
+					}
+					time.Sleep(500 * time.Millisecond)
+					stop = waits(1)
+					want := 4500 * time.Millisecond // the lower class has taken a place before it
+					if grants > 0 {
+						want = 3500 * time.Millisecond
+					}
+					require.Equal(t, want, next())
+					stop()
+				})
+			}
+		})
+	}
+}
+
+// acquirer is a limiter or a group.
+type acquirer interface {
+	Acquire(ctx context.Context, permits int) (time.Duration, error)
+	TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error)
 }

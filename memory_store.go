@@ -252,6 +252,9 @@ func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bo
 		r = l.reserved(&b.state, max(now, b.state.SeenMicros), granted, place, wait-maxWait)
 	}
 	b.mu.Unlock()
+	if granted && v == acquire && l.priority != Normal { // see Coordinator.LookAhead for reservations
+		l.limiter.Coordinator.Spend(n)
+	}
 	return verdict{granted: granted, wait: time.Duration(wait) * time.Microsecond, reservation: r}, decided
 }
 

@@ -73,6 +73,13 @@ func part(t *permit.Terms, c Class, debt int64) float64 {
 	return min(1, owned/math.Max(1, float64(debt)))
 }
 
+// Spend takes permits that callers of the class were granted without the queue from its credit.
+func (c *Coordinator) Spend(n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queue.floor.Spend(n)
+}
+
 // Spend takes the permits that the class was granted from the credit.
 func (f *Floor) Spend(n int64) { f.credit = max(0, f.credit-float64(n)) }
 

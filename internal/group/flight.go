@@ -36,6 +36,7 @@ type flight struct {
 	heeds bool          // grants wait for their due times, so a penalty of any member matters
 	rows  []*Call       // nil for a call that no longer waits for the flight
 	ends  []uint64      // of each row: the members whose refusal is final
+	most  []int64       // of each row: the longest wait of use when it was asked for
 	all   []int         // the numbers of all rows
 	own   [][]own       // of each member: its own requests
 	batch []permit.Batch
@@ -87,7 +88,7 @@ func (f *flight) decided(row int) iter.Seq2[int, *permit.Request] {
 // reset empties a flight for reuse.
 func (f *flight) reset() {
 	clear(f.rows)
-	f.rows, f.ends, f.all = f.rows[:0], f.ends[:0], f.all[:0]
+	f.rows, f.ends, f.most, f.all = f.rows[:0], f.ends[:0], f.most[:0], f.all[:0]
 	f.asked.Store(0)
 	for m := range f.own {
 		clear(f.own[m])
@@ -196,7 +197,7 @@ func (f *flight) addRow(q *Call, members []member, choice permit.Choice) (more b
 		f.batch[i].Requests = append(f.batch[i].Requests, r)
 	}
 	f.all = append(f.all, len(f.rows))
-	f.rows, f.ends = append(f.rows, q), append(f.ends, ends)
+	f.rows, f.ends, f.most = append(f.rows, q), append(f.ends, ends), append(f.most, remaining)
 	return more
 }
 

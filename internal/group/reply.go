@@ -270,7 +270,7 @@ func refuses(r *permit.Request) bool {
 // refuseOrKeep ends a call that was refused. It reports whether the call waits instead, because its permits lie beyond the look-ahead.
 func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 	final, some, wait, over, by := false, true, int64(-1), int64(-1), -1
-	all, overflows, remaining := r.config.Choice == permit.All, 0, q.remaining(r.now)
+	all, overflows := r.config.Choice == permit.All, 0
 	for m, request := range r.decided(i) {
 		if !refuses(request) {
 			continue
@@ -279,8 +279,9 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 			r.members[m].heldBack(request.Permits, r.now)
 		}
 		w := request.Grant.WaitMicros
-		ends := r.ends[i]&(1<<m) != 0 || w > remaining // or it cannot be in time, however often it asks
-		if request.Grant.Overflow {                    // no state of the member grants it
+		late := w > r.most[i] && len(r.members[m].refunds) == 0 // it cannot be in time, however often it asks
+		ends := late || r.ends[i]&(1<<m) != 0
+		if request.Grant.Overflow { // no state of the member grants it
 			overflows++
 			if all || overflows == len(r.members) {
 				r.queue.fail(q, r.config.Failure(m, r.members[m].Limiter.Overflow(request.Permits)))
