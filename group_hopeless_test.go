@@ -51,14 +51,11 @@ type distant struct {
 	back time.Duration
 }
 
-// remote hides the MemoryStore of a distant store, so that the engine does not ask it directly.
-type remote struct{ s *distant }
-
-func (r remote) Apply(ctx context.Context, b *tb.Batch) error {
-	r.s.mu.Lock()
-	back := r.s.back
-	r.s.mu.Unlock()
-	err := r.s.MemoryStore.Apply(ctx, b)
+func (s *distant) Apply(ctx context.Context, b *tb.Batch) error {
+	s.mu.Lock()
+	back := s.back
+	s.mu.Unlock()
+	err := s.MemoryStore.Apply(ctx, b)
 	time.Sleep(back)
 	return err
 }
@@ -90,7 +87,7 @@ func TestGroupTimeoutCountsFromTheDecision(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			far(t, func(t *testing.T) {
 				s := new(distant)
-				l, err := tb.NewSmoothBursty("a", 10, tb.WithStore(remote{s}), tb.WithInitialPermits(0), tb.WithStoreTimeout(5*time.Second))
+				l, err := tb.NewSmoothBursty("a", 10, tb.WithStore(s), tb.WithInitialPermits(0), tb.WithStoreTimeout(5*time.Second))
 				require.NoError(t, err)
 				g, err := tb.All(l)
 				require.NoError(t, err)
@@ -120,7 +117,7 @@ func TestGroupPermitsGoBackInTheReply(t *testing.T) {
 		s, long := new(distant), tb.WithStoreTimeout(5*time.Second)
 		a, err := tb.NewSmoothBursty("a", 1, tb.WithInitialPermits(1), long)
 		require.NoError(t, err)
-		b, err := tb.NewSmoothBursty("b", 2, tb.WithStore(remote{s}), tb.WithInitialPermits(0), long)
+		b, err := tb.NewSmoothBursty("b", 2, tb.WithStore(s), tb.WithInitialPermits(0), long)
 		require.NoError(t, err)
 		g, err := tb.All(a, b)
 		require.NoError(t, err)
@@ -135,9 +132,9 @@ func TestGroupPermitsGoBackInTheReply(t *testing.T) {
 			return ok && err == nil
 		}
 		others.Go(func() { try(1, 0) }) // the next two share the batch after its own
-		time.Sleep(50 * time.Millisecond)
+		synctest.Wait()
 		others.Go(func() { try(4, 3200*time.Millisecond) })
-		time.Sleep(50 * time.Millisecond)
+		synctest.Wait()
 		require.True(t, try(1, 3700*time.Millisecond))
 		others.Wait()
 	})
