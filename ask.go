@@ -33,6 +33,7 @@ type verdict struct {
 	by          Decider       // see Decision.By
 	wait        time.Duration // see Decision.Wait
 	reservation *Reservation  // of a reservation; nil if no bucket was asked
+	origin      permit.Origin // of the permits of a grant that is no reservation
 }
 
 // ask asks for permits that are due within a timeout. All calls for permits come here: TryAcquire with its timeout, Acquire without one, and
@@ -171,7 +172,7 @@ func (l *RateLimiter) neverGranted(n, maxWait int64, reply *engine.Result) error
 func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (got verdict, decided bool) {
 	c := l.limiter.Coordinator
 	if e := c.FromLease(&l.limiter, n); e != nil {
-		if got = (verdict{granted: true, by: ByPrefetch}); v == reserve {
+		if got = (verdict{granted: true, by: ByPrefetch, origin: e.Origin()}); v == reserve {
 			var seen engine.Seen
 			r := new(Reservation)
 			r.call, seen = e.Reserved(&l.limiter, n)
@@ -228,7 +229,7 @@ func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *en
 		}
 		return verdict{}, r.Err
 	}
-	got = verdict{granted: r.Granted, wait: time.Duration(r.Wait) * time.Microsecond}
+	got = verdict{granted: r.Granted, wait: time.Duration(r.Wait) * time.Microsecond, origin: r.Origin}
 	switch {
 	case v == reserve && r.Granted:
 		got.reservation = &Reservation{call: q, level: levelOf(q.Coordinator().Seen(q))}

@@ -79,7 +79,13 @@ func drawRequest(t *rapid.T, places []permit.Place) permit.Request {
 	case op == 2 && rapid.Bool().Draw(t, "stored"):
 		return permit.Request{Op: permit.TakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
 	case op == 2:
-		return permit.Request{Op: permit.Settle, Permits: rapid.OneOf(rapid.Int64Range(-20, 20), rapid.Int64Range(-maxExact, maxExact)).Draw(t, "settled")}
+		of := permit.Origin{Epoch: rapid.Int64Range(1, maxExact).Draw(t, "epoch"), ID: 1}
+		if len(places) > 0 {
+			p := rapid.SampledFrom(places).Draw(t, "place")
+			of = p.Origin()
+			of.ID += rapid.SampledFrom([]int64{0, 0, 0, 1000}).Draw(t, "newer")
+		}
+		return permit.Request{Op: permit.Settle, Permits: rapid.OneOf(rapid.Int64Range(-20, 20), rapid.Int64Range(-maxExact, maxExact)).Draw(t, "settled"), Origin: of}
 	case op <= 4 && len(places) > 0:
 		p := rapid.SampledFrom(places[max(0, len(places)-3):]).Draw(t, "place")
 		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")

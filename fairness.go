@@ -110,5 +110,5 @@ func (l *RateLimiter) TryAwait(ctx context.Context, permits int, timeout time.Du
 	case !v.granted:
 		return refusedReservation((v.wait - max(0, timeout)).Microseconds(), level), nil
 	}
-	return &Reservation{call: engine.Reserved(&l.limiter, nil), level: level, limiter: l, permits: int64(permits)}, nil
+	return &Reservation{call: engine.Reserved(&l.limiter, v.origin, nil), level: level, limiter: l, permits: int64(permits)}, nil
 }

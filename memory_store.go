@@ -248,6 +248,7 @@ func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bo
 		b.granted(l, inForce, now)
 	}
 	var r *Reservation
+	origin := permit.Origin{Epoch: b.state.Epoch, ID: b.state.Seq}
 	if decided && v == reserve {
 		r = l.reserved(&b.state, max(now, b.state.SeenMicros), granted, place, wait-maxWait)
 	}
@@ -255,7 +256,7 @@ func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bo
 	if granted && v == acquire && l.priority != Normal { // see Coordinator.LookAhead for reservations
 		l.limiter.Coordinator.Spend(n)
 	}
-	return verdict{granted: granted, wait: time.Duration(wait) * time.Microsecond, reservation: r}, decided
+	return verdict{granted: granted, wait: time.Duration(wait) * time.Microsecond, reservation: r, origin: origin}, decided
 }
 
 // inForce returns the configuration in force if a reply has shown it, and else the limiter's own.
@@ -307,7 +308,7 @@ func (l *RateLimiter) reserved(b *PermitBucket, now int64, granted bool, place *
 		return refusedReservation(retryAfter, level)
 	}
 	back := place.Refund(&b.setting.terms, 0, now)
-	return &Reservation{call: engine.Reserved(&l.limiter, &back), level: level}
+	return &Reservation{call: engine.Reserved(&l.limiter, place.Origin(), &back), level: level}
 }
 
 // maxNow bounds the members that takeNow of a group decides on, because it copies their states.

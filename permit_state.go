@@ -51,7 +51,8 @@ type PermitBucket struct {
 	SeenMicros int64
 	// Epoch identifies the places that may be refunded. It changes with a new state, a reset, a penalty, a clock that was set back, a
 	// configuration replaced without a new version, and whenever the bucket overflows: from then on an older refund would add permits that
-	// the full bucket could not have kept.
+	// the full bucket could not have kept. A penalty, a clock and a configuration keep its lineage, since the bucket has forgotten nothing: a
+	// settlement gives back permits of the whole lineage.
 	Epoch int64
 	// Seq counts changes. A fenced write compares it as the version, and it numbers the grants.
 	Seq int64
@@ -80,10 +81,13 @@ func (b *PermitBucket) adopt(s *setting) {
 	b.Rate, b.Version, b.WarmupMicros = s.Rate, s.Version, s.WarmupMicros
 }
 
-// beginEpoch begins an epoch: no earlier place can be given back any more.
+// beginEpoch begins an epoch of a new lineage: no earlier place can be given back any more, nor by a settlement.
 func (b *PermitBucket) beginEpoch(epoch int64) {
 	b.Epoch, b.Tail, b.ReturnedPermits, b.returned = epoch, 0, 0, nil
 }
+
+// succeed begins an epoch of the same lineage: no earlier place can be given back any more, except by a settlement.
+func (b *PermitBucket) succeed(epoch int64) { b.beginEpoch(permit.Succeed(b.Epoch, epoch)) }
 
 // ReSync advances the bucket to nowMicros: the time since its debt ended becomes stored permits, fractions included.
 func (b *PermitBucket) ReSync(nowMicros int64) { b.resync(nowMicros) }
@@ -219,7 +223,7 @@ func (b *PermitBucket) decide(now int64, r *permit.Request, batch *permit.Batch)
 	case permit.Hold:
 		return permit.Grant{OK: b.hold(now, r.HoldMicros, batch.Epoch)}
 	case permit.Settle:
-		return b.settle(now, r.Permits, batch)
+		return b.settle(now, r.Permits, r.Origin, batch)
 	case permit.Reset:
 		b.begin(now, batch, settingOf(batch.Terms))
 		return permit.Grant{OK: true}
@@ -263,7 +267,7 @@ func (b *PermitBucket) observe(now, epoch int64, out *permit.Outcome) int64 {
 			b.HeldUntilMicros -= behind
 		}
 		b.SeenMicros = now
-		b.beginEpoch(epoch) // places of the old time must not fit by chance
+		b.succeed(epoch) // places of the old time must not fit by chance
 		out.Changed = true
 	}
 	b.SeenMicros = max(b.SeenMicros, now)
@@ -285,14 +289,14 @@ func (b *PermitBucket) reconcile(now int64, batch *permit.Batch, out *permit.Out
 		// Stored permits are clipped by the next resync and never scaled up, so two configurations in turn mint nothing. A refund
 		// across the change would be measured with two rates, so its epoch ends.
 		b.adopt(mine)
-		b.beginEpoch(batch.Epoch)
+		b.succeed(batch.Epoch)
 		return nil
 	case mine.Version == theirs.Version:
 		out.Conflict = true
 		if mine.contentHash() <= theirs.contentHash() {
 			return nil
 		}
-		b.beginEpoch(batch.Epoch)
+		b.succeed(batch.Epoch)
 	case mine.Version < theirs.Version:
 		return nil
 	}
@@ -571,12 +575,15 @@ func (b *PermitBucket) hold(now, d, epoch int64) bool {
 	b.NextFreeTicketMicros += longer
 	b.HeldUntilMicros = until
 	b.PausedMicros += longer
-	b.beginEpoch(epoch)
+	b.succeed(epoch)
 	b.Seq++
 	return true
 }
 
-// settle charges n permits more than were taken before, or gives -n of them back.
+// settle charges n permits more than a grant has taken, or gives -n of them back.
+//
+// Nothing comes back to a bucket that has forgotten the grant: it was reset, or its store has lost it or has fallen back to an older state. Nor
+// does it to one that has been full since: then it is as if the permits had never been taken.
 //
 // A charge is debt, which later requests wait for. What comes back shrinks the debt, but no further than to the end of a penalty. The rest is
 // stored as far as there is room; a bucket that warms up stores nothing, since stored permits make it colder. So a bursty bucket that does
@@ -589,9 +596,12 @@ func (b *PermitBucket) hold(now, d, epoch int64) bool {
 //
 // What was taken since may lie in the debt, so the balance before the tail no longer is what a refund would restore: the tail is unknown. The
 // permits count as returned, so the bound of later refunds of stored permits holds (see giveBack).
-func (b *PermitBucket) settle(now, n int64, batch *permit.Batch) permit.Grant {
+func (b *PermitBucket) settle(now, n int64, of permit.Origin, batch *permit.Batch) permit.Grant {
 	if n > 0 {
 		return b.take(now, n, maxExact, batch.Nonce())
+	}
+	if !permit.Succeeds(b.Epoch, of.Epoch) || of.ID > b.Seq {
+		return permit.Grant{}
 	}
 	floor := now
 	if b.PausedMicros > 0 {

@@ -26,7 +26,8 @@ import (
 //
 // Permits that go back may be granted again, although permits that were taken later keep their due times. So the calls of any window of T
 // seconds use at most the bound of [PayNow] or [PayLater], plus the permits given back since the first of them was granted, plus what they
-// used beyond their estimates. A bursty bucket is charged exactly what was used, unless it is full when permits go back. A limiter that
+// used beyond their estimates. A bursty bucket is charged exactly what was used, unless it was full since the grant, or is when permits go
+// back. Nothing goes back to a bucket that has forgotten the grant, because it was reset or its store has lost it. A limiter that
 // warms up only shrinks its debt. A quota ([NewQuota]) gives nothing back, since more calls than it allows would fall into a window.
 func (r *Reservation) Settle(ctx context.Context, actual int) error {
 	if err := checkSettled(actual); err != nil || r.call == nil || r.refused {
@@ -55,9 +56,9 @@ func (r *Reservation) settle(ctx context.Context, actual int) error {
 	if more == 0 || more < 0 && r.limiter != nil && r.limiter.quota != nil {
 		return nil
 	}
-	q := engine.NewOperation(l, &engine.Operation{Request: permit.Request{Op: permit.Settle, Permits: more}}, deadlineOf(ctx))
+	q := engine.NewOperation(l, &engine.Operation{Request: permit.Request{Op: permit.Settle, Permits: more, Origin: c.Origin(r.call)}}, deadlineOf(ctx))
 	got := c.Wait(ctx, q, c.Submit(ctx, q))
-	if got.Err == nil && !got.Granted {
+	if got.Err == nil && !got.Granted && more > 0 {
 		return l.Overflow(more)
 	}
 	return got.Err

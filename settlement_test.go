@@ -33,11 +33,11 @@ func worstNet(events []event, rate float64) float64 {
 }
 
 // A million settlements in full size, a tenth elsewhere. A bucket is charged exactly what its reservations have used, except for permits
-// that come back to a full one. In any window no more falls due than the bound, plus the permits given back since the first grant of the
+// that come back to one that is full, or was since. In any window no more falls due than the bound, plus the permits given back since the first grant of the
 // window.
 func TestSettlements(t *testing.T) {
 	rounds := sized(30_000, 3_000) // × rapid's 100 checks; every other round settles
-	var settled, clipped int
+	var settled, clipped, full int
 	rapid.Check(t, func(rt *rapid.T) {
 		c := drawPlain(rt)
 		c.Kind, c.WarmupMicros, c.ColdFactor = bursty, 0, 0
@@ -52,15 +52,23 @@ func TestSettlements(t *testing.T) {
 			return int64(seed >> 33 % n)
 		}
 		spread := uint64(rapid.SampledFrom([]int{10, 25, 40}).Draw(rt, "spread"))
-		var open []int64
+		type reserved struct {
+			n  int64
+			of permit.Origin
+		}
+		var open []reserved
 		var events []event
 		largest := 0.0
-		decide := func(r permit.Request) permit.Grant {
-			batch := &permit.Batch{Terms: &s.terms, Epoch: int64(draw(1<<30)) + 1, Requests: []permit.Request{r}}
+		apply := func(requests ...permit.Request) {
+			batch := &permit.Batch{Terms: &s.terms, Epoch: draw(1<<31)<<22 + draw(1<<22) + 1, Requests: requests}
 			if err := b.apply(now, batch, &batch.Outcome); err != nil {
 				require.NoError(rt, err)
 			}
-			return batch.Requests[0].Grant
+		}
+		decide := func(r permit.Request) permit.Grant {
+			requests := []permit.Request{r}
+			apply(requests...)
+			return requests[0].Grant
 		}
 		// account is the permits charged so far, less those earned: it moves by charges only, until the bucket overflows.
 		account := func() float64 {
@@ -71,20 +79,25 @@ func TestSettlements(t *testing.T) {
 			if draw(2) == 0 || len(open) == 0 {
 				n := draw(50) + 1
 				if g := decide(permit.Request{Permits: n, MaxWaitMicros: int64(200 * s.interval)}); g.OK {
-					open, largest = append(open, n), max(largest, float64(n))
+					open, largest = append(open, reserved{n, g.Place.Origin()}), max(largest, float64(n))
 					events = append(events, event{now + g.WaitMicros, float64(n)})
 				}
 			} else {
 				i := int(draw(uint64(len(open))))
-				n := open[i]
+				n, of := open[i].n, open[i].of
 				actual := draw(uint64(2*n + 1))
 				open = slices.Delete(open, i, i+1)
-				before := b.Epoch
-				b.ReSync(now)
-				at := account()
-				g := decide(permit.Request{Op: permit.Settle, Permits: actual - n})
-				require.True(rt, g.OK)
+				apply()
+				before, at := b.Epoch, account()
+				g := decide(permit.Request{Op: permit.Settle, Permits: actual - n, Origin: of})
 				settled++
+				if actual <= n && of.Epoch != before { // it was full since, and would have been without the reservation
+					require.False(rt, g.OK)
+					require.Equal(rt, at, account())
+					full++
+					continue
+				}
+				require.True(rt, g.OK)
 				events = append(events, event{now + g.WaitMicros, float64(actual - n)})
 				largest = max(largest, float64(actual-n))
 				if b.Epoch != before {
@@ -98,9 +111,10 @@ func TestSettlements(t *testing.T) {
 		}
 		require.LessOrEqual(rt, worstNet(events, c.Rate), bound(c, s.max, largest)+1e-6*float64(len(events)), "%+v", c)
 	})
-	t.Logf("%d settlements, %d came back to a full bucket", settled, clipped)
+	t.Logf("%d settlements, %d came back to a full bucket, %d to one that was full since", settled, clipped, full)
 	require.Greater(t, settled, 20*rounds)
-	require.Greater(t, clipped, rounds/2)
+	require.Greater(t, clipped, rounds/4)
+	require.Greater(t, full, rounds/2)
 }
 
 // settles returns how many permits a bucket is short of where it began.

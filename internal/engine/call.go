@@ -116,13 +116,13 @@ var always = func() chan struct{} {
 }()
 
 // Reserved returns a reservation that was granted without a batch, and is due. back refunds its permits, if it is not nil.
-func Reserved(l *Limiter, back *permit.Refund) *Call {
+func Reserved(l *Limiter, of permit.Origin, back *permit.Refund) *Call {
 	r := &struct { // one allocation
 		call    Call
 		promise promise
 		back    permit.Refund
 	}{}
-	r.call.limiter, r.call.state, r.call.ready, r.call.promise = l, done, always, &r.promise
+	r.call.limiter, r.call.state, r.call.ready, r.call.promise, r.call.Origin = l, done, always, &r.promise, of
 	if back != nil {
 		r.back = *back
 		r.promise.unused = &r.back
@@ -195,15 +195,16 @@ type Result struct {
 	Due int64
 	// Wait is, for a grant, the time from the decision until the permits were due; for a refusal, how long they would have taken. In
 	// microseconds.
-	Wait int64
-	Err  error
+	Wait   int64
+	Err    error
+	Origin permit.Origin // of the permits of a grant
 }
 
 // result returns the outcome of a call that has ended, or of a reservation that was decided.
 func (q *Call) result() Result {
 	r := Result{Granted: q.state == waiting || q.state == done, Due: q.due, Wait: q.wait, Err: q.err}
 	if r.Granted {
-		r.Wait = max(0, q.due-q.decided)
+		r.Wait, r.Origin = max(0, q.due-q.decided), q.Origin
 	}
 	return r
 }

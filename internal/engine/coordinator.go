@@ -8,6 +8,7 @@ import (
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // Coordinator is this process's side of one bucket, for callers of one class. All limiters of one name, store, clock, store timeout and
@@ -355,9 +356,12 @@ func (c *Coordinator) FromLease(l *Limiter, n int64) *Leased {
 // Leased is a lease from which permits were taken.
 type Leased lease
 
+// Origin returns the origin of its permits.
+func (e *Leased) Origin() permit.Origin { return e.place.Origin() }
+
 // Reserved returns a reservation of n permits that were taken, and the bucket after that.
 func (e *Leased) Reserved(l *Limiter, n int64) (*Call, Seen) {
-	q := Reserved(l, nil)
+	q := Reserved(l, e.Origin(), nil)
 	q.Permits, q.promise.lease = n, (*lease)(e)
 	return q, (*lease)(e).seen(l.Coordinator.Now())
 }

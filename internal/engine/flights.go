@@ -162,8 +162,8 @@ func (t *inFlight) release() {
 	}
 }
 
-// NewEpoch returns a random name for an epoch. A refund refers to an epoch that is at most seconds old, so 40 bits suffice.
-func NewEpoch() int64 { return rand.Int64N(1<<40) + 1 }
+// NewEpoch returns a random name for an epoch: the upper 27 bits are its lineage, see [permit.Succeed].
+func NewEpoch() int64 { return rand.Int64N(permit.MaxExact) + 1 }
 
 // next returns an empty flight for a limiter. It takes the session.
 func (t *inFlight) next(l *Limiter, now int64) *flight {

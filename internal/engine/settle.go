@@ -174,6 +174,7 @@ func (r *reply) grant(q *Call, request *permit.Request) {
 		q.note(&r.Bucket, r.NowMicros)
 	}
 	if g.WaitMicros == 0 && q.state == pending && (reserved && line.Idle() || !reserved && r.queue.serve(q)) {
+		q.Origin = g.Place.Origin()
 		if q.due = r.received; reserved {
 			back := g.Place.Refund(r.Bucket.Terms, 0, r.NowMicros)
 			q.promise.unused = &back
@@ -214,7 +215,7 @@ func (r *reply) scheduled(request *permit.Request) *schedule.Grant {
 	p := &request.Grant.Place
 	return &schedule.Grant{
 		Terms: r.view.grantedBy(r.flight.limiter, r.Bucket.Terms), Before: p.Before, Permits: request.Permits,
-		Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: r.view.offset.Micros(),
+		Epoch: p.Epoch, ID: p.ID, Tag: p.Tag, Prev: p.Prev, Offset: r.view.offset.Micros(),
 	}
 }
 

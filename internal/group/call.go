@@ -29,6 +29,7 @@ type Call struct {
 	deadline time.Duration // of the context, by clock.Mono; 0 if it has none
 	reserves bool
 	settles  []int64 // for a settlement: what each member is charged, or gets back if negative
+	of       *grant  // of a settlement: what it settles; nil if that has lapsed
 
 	state    state
 	flight   *flight
@@ -40,6 +41,7 @@ type Call struct {
 	due      int64
 	sent     time.Duration
 	grant    *grant
+	used     *grant // of a reservation that is due, for its settlement
 	unused   *grant // of a reservation that was due at once, for Return
 	wait     int64
 	over     int64     // of a refusal, see Result
@@ -138,6 +140,9 @@ func (c *callers) end(q *Call, s state, err error) {
 		return
 	}
 	c.count--
+	if q.reserves {
+		q.used = q.grant
+	}
 	q.state, q.err, q.grant, q.shared = s, err, nil, q.flight != nil
 	q.reply()
 	if c.answered != nil {

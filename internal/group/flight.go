@@ -21,7 +21,7 @@ func (o own) request(member int) permit.Request {
 	if o.refund != nil {
 		return permit.Request{Op: permit.GiveBack, Back: o.refund.give}
 	}
-	return permit.Request{Op: permit.Settle, Permits: o.call.settles[member]}
+	return permit.Request{Op: permit.Settle, Permits: o.call.settles[member], Origin: o.call.of.origin(member)}
 }
 
 // flight is a batch from its departure to its reply. It asks the stores of the participant one after the other.

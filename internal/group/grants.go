@@ -75,6 +75,14 @@ func (g *grant) settle() {
 	}
 }
 
+// origin returns the origin of a member's permits. Those of no grant have none.
+func (g *grant) origin(m int) permit.Origin {
+	if g == nil {
+		return permit.Origin{}
+	}
+	return g.parts[m].place.Origin()
+}
+
 // newGrant returns a grant without parts, in one allocation for a usual number of members.
 func newGrant(permits int64, members int) *grant {
 	if members > 4 {

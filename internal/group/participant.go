@@ -10,6 +10,7 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -200,6 +201,7 @@ func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Du
 	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), member: -1, ready: make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	q.of = cmp.Or(reservation.grant, reservation.used)
 	for m, o := range reservation.members {
 		if o.Taken {
 			q.settles[m] = n * p.Members[m].Weight

@@ -92,7 +92,7 @@ func (r *reply) settleOwn(m int, requests []permit.Request, err error) {
 		case o.call == nil:
 		case err != nil:
 			r.queue.fail(o.call, err)
-		case !ok:
+		case !ok && o.call.settles[m] > 0:
 			r.queue.fail(o.call, r.config.Failure(m, r.members[m].Limiter.Overflow(o.call.settles[m])))
 		default:
 			if o.call.settles[m] = 0; !slices.ContainsFunc(o.call.settles, func(n int64) bool { return n != 0 }) {

@@ -34,6 +34,8 @@ type Request struct {
 	MaxPermits float64
 	// HoldMicros belongs to Hold.
 	HoldMicros int64
+	// Origin belongs to Settle: the grant of the permits that are settled.
+	Origin Origin
 	// Back belongs to GiveBack.
 	Back Refund
 

@@ -66,6 +66,26 @@ type Place struct {
 	Before, After Balance
 }
 
+// Origin names the grant that permits are from. The zero value names none.
+type Origin struct {
+	Epoch int64 // of the bucket at the time of the grant
+	ID    int64 // number of the grant, see [Place]
+}
+
+// Origin returns the origin of the place's permits.
+func (p *Place) Origin() Origin { return Origin{p.Epoch, p.ID} }
+
+// lineage is how many epochs have the same lineage, in which a bucket has forgotten nothing: see [Succeed].
+const lineage = 1 << 26
+
+// Succeed returns the epoch that follows another in its lineage. The random name fresh makes it different.
+func Succeed(epoch, fresh int64) int64 {
+	return epoch - (epoch-1)%lineage + (fresh-1)%lineage
+}
+
+// Succeeds reports whether two epochs are of one lineage.
+func Succeeds(epoch, earlier int64) bool { return (epoch-1)/lineage == (earlier-1)/lineage }
+
 // Refund asks for the return of places: if Tag is still the bucket's tail, the account goes back to a balance.
 type Refund struct {
 	// Epoch of the places. A bucket in another epoch accepts no refund of them.

@@ -102,7 +102,7 @@ func encodeBatch(b *permit.Batch, deadline string) string {
 		case permit.Hold:
 			ints("H", r.HoldMicros)
 		case permit.Settle:
-			ints("A", r.Permits)
+			ints("A", r.Permits, r.Origin.Epoch, r.Origin.ID)
 		case permit.Reset:
 			dst = append(dst, "R "...)
 		}

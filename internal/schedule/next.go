@@ -33,6 +33,7 @@ func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
 			continue
 		}
 		s.owned -= w.Permits
+		w.Origin = w.at.origin()
 		w.at.take(w.Permits)
 		s.unlink(w)
 		s.walks.earn()

@@ -282,6 +282,9 @@ func (s *Schedule[V]) Promise(w *Waiter[V]) {
 		s.firm++
 	}
 	w.Until, w.firm = Forever, true
+	if n := len(s.segments); n > 0 {
+		w.Origin = s.segments[n-1].origin()
+	}
 }
 
 // returnable reports whether the end of a segment can be refunded.
@@ -361,7 +364,7 @@ func (s *Schedule[V]) own(grant *Grant) {
 			if last.left == 0 {
 				last.cursor = grant.Before
 			}
-			last.end, last.tag = after, grant.Tag
+			last.end, last.id, last.tag = after, grant.ID, grant.Tag
 			last.offset, last.widest = grant.Offset, max(last.widest, grant.Offset)
 			last.left += grant.Permits
 			return
@@ -371,7 +374,7 @@ func (s *Schedule[V]) own(grant *Grant) {
 	s.segments = append(s.segments, &segment{
 		terms: grant.Terms, cursor: grant.Before, end: after, left: grant.Permits, from: -1 << 62, paused: -1 << 62,
 		offset: grant.Offset, widest: grant.Offset,
-		epoch: grant.Epoch, tag: grant.Tag, prev: grant.Prev,
+		epoch: grant.Epoch, id: grant.ID, tag: grant.Tag, prev: grant.Prev,
 	})
 	for i := n; i > 0 && s.segments[i].ends() < s.segments[i-1].ends(); i-- { // the clock or the epoch has stepped
 		s.segments[i-1].settled = true

@@ -20,8 +20,8 @@ type Grant struct {
 	Terms   Terms
 	Before  permit.Balance // the bucket's balance before the request
 	Permits int64
-	// Epoch is the bucket's epoch, Tag its tail after this grant, and Prev its tail before.
-	Epoch, Tag, Prev int64
+	// Epoch is the bucket's epoch, ID the grant's number, Tag the bucket's tail after the grant, and Prev its tail before.
+	Epoch, ID, Tag, Prev int64
 	// Offset is the caller's clock minus the store's, never too small.
 	Offset int64
 }
@@ -46,6 +46,7 @@ type segment struct {
 	offset int64          // local clock minus the store's
 	widest int64          // the largest offset so far
 	epoch  int64
+	id     int64 // number of its last grant
 	tag    int64 // the bucket's tail after the segment
 	prev   int64 // the bucket's tail before the segment
 
@@ -62,6 +63,9 @@ func (g *segment) due(n int64) int64 {
 	}
 	return max(at.Next, g.paused) + g.offset
 }
+
+// origin returns the origin of the permits.
+func (g *segment) origin() permit.Origin { return permit.Origin{Epoch: g.epoch, ID: g.id} }
 
 // take removes the next n permits.
 func (g *segment) take(n int64) {

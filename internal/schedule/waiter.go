@@ -1,5 +1,7 @@
 package schedule
 
+import "github.com/go-tokenbucket/tokenbucket/internal/permit"
+
 // Forever is the Until of a waiter without a timeout.
 const Forever = 1 << 62
 
@@ -9,6 +11,7 @@ type Waiter[V any] struct {
 	Permits int64
 	Came    int64 // when it joined the queue, by the local clock
 	Until   int64 // end of its timeout: permits due later are too late; in the queue only [Schedule.Promise] and a grant change it
+	Origin  permit.Origin // of its permits, once they are due or promised
 
 	next, prev *Waiter[V]
 	state      state

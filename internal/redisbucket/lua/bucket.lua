@@ -31,7 +31,7 @@ end
 local function make_bucket()
   local MAX, SHORTFALL, NOISE, STANDSTILL, MAX_RETURNED = 9007199254740992, 1e-9, 1e-3, 2000000, 32
   local KEPT, RENEWED_KEPT = 90000000, 60000 -- milliseconds, see PermitBucket.ttlMillis
-  local MIN_RATE, MAX_INTERVAL, MAX_NONCE = 1e-9, 1e15, 1099511627776
+  local MIN_RATE, MAX_INTERVAL, MAX_NONCE, LINEAGE = 1e-9, 1e15, 1099511627776, 67108864
   local floor, ceil, min, max_ = math.floor, math.ceil, math.min, math.max
   -- %d is twice as fast, but has only 32 bits on systems with a 32-bit long.
   local STATE = 'tb1 epoch=%d seq=%d tail=%d stored=%.17g next=%d carry=%.17g debt=%d back=%.17g:%s%s %s'
@@ -62,6 +62,12 @@ local function make_bucket()
 
   local function begin_epoch()
     epoch, tail, back, returned = epoch_name, 0, 0, ''
+  end
+
+  local function succeed() -- see PermitBucket.succeed
+    local name = epoch - (epoch - 1) % LINEAGE + (epoch_name - 1) % LINEAGE
+    begin_epoch()
+    epoch = name
   end
 
   local function begin(with)
@@ -158,9 +164,9 @@ local function make_bucket()
       if c.version == mine.version and rare_.same_content() then return end
       if mine.version == 0 and c.version == 0 then
         c = mine
-        begin_epoch()
+        succeed()
       elseif mine.version > c.version or (mine.version == c.version and hash(mine) > hash(c)) then
-        if mine.version == c.version then begin_epoch() end
+        if mine.version == c.version then succeed() end
         resync()
         rescale(mine)
         return true
@@ -238,12 +244,13 @@ local function make_bucket()
       if longer <= 0 or next_ + longer > MAX then return false end
       if c.kind == 'bursty' then stored = 0 else stored = min(c.max, stored + longer / c.cool) end
       next_, held, paused = next_ + longer, till, paused + longer
-      begin_epoch()
+      succeed()
       seq = seq + 1
       return true
     end
 
-    function rare_.give_unused(n) -- see PermitBucket.settle
+    function rare_.give_unused(n, of_epoch, of_id) -- see PermitBucket.settle
+      if floor((of_epoch - 1) / LINEAGE) ~= floor((epoch - 1) / LINEAGE) or of_id > seq then return false end
       local floor_ = now
       if paused > 0 then floor_ = max_(now, held) end
       local give = n * c.interval
@@ -334,7 +341,7 @@ local function make_bucket()
         next_ = next_ - behind
         if paused > 0 then held = held - behind end
         seen = now
-        begin_epoch()
+        succeed()
         changed = true
       end
       seen = max_(seen, now)
@@ -386,8 +393,8 @@ local function make_bucket()
       elseif op == 'H' then
         ok = rare().hold(number())
       elseif op == 'A' then
-        local n = number()
-        if n > 0 then ok = take(n, MAX) else ok = rare().give_unused(-n) end
+        local n, of_epoch, of_id = number(), number(), number()
+        if n > 0 then ok = take(n, MAX) else ok = rare().give_unused(-n, of_epoch, of_id) end
       elseif op == 'S' then
         ok = rare().set_rate(number())
       elseif op == 'B' then
