@@ -1,9 +1,6 @@
 package group
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // deadlines fails the callers and the batches without a reply within the store timeout, by the system's clock. The participant's mu must be held for all
 // methods.
@@ -36,25 +33,25 @@ func (d *deadlines) start(wait time.Duration) {
 // system's.
 func (d *deadlines) expire(now int64, mono time.Duration) {
 	oldest := mono
-	fail := func(q *Call) bool {
+	keep := func(q *Call) bool {
 		if q == nil || q.state != asking || q.promised || q.flight == nil && !d.queue.asks(q, now) {
-			return false
+			return true
 		}
 		since := max(q.sent, d.inFlight.since)
 		if mono-since < d.config.Timeout {
 			oldest = min(oldest, since)
-			return false
+			return true
 		}
 		d.queue.fail(q, d.config.timeoutError(d.inFlight.flight))
-		return true
+		return false
 	}
 	if f := d.inFlight.flight; f != nil {
 		oldest = min(oldest, f.began)
 		for _, q := range f.rows {
-			fail(q)
+			keep(q)
 		}
 	}
-	d.queue.asking = slices.DeleteFunc(d.queue.asking, fail)
+	d.queue.keep(keep)
 	d.start(d.config.Timeout - (mono - oldest))
 }
 
@@ -71,7 +68,7 @@ func (d *deadlines) expireFlight(f *flight, now int64) {
 	for m := range f.own {
 		for i, o := range f.own[m] {
 			if o.refund != nil {
-				d.queue.members[m].settle(o.refund, false, err)
+				d.queue.refunded(m, o.refund, false, 0, err, now)
 			} else if o.call != nil {
 				d.queue.fail(o.call, err)
 			}

@@ -112,6 +112,7 @@ type leg struct {
 // callers began to wait for the stores.
 func (f *flight) fill(l *queue, since time.Duration) {
 	f.heeds = len(l.owned) > 0
+	l.returnSpare(f.local)
 	for i := range l.members {
 		m := &l.members[i]
 		f.own[i] = m.addRefunds(f.own[i])
@@ -136,7 +137,7 @@ func (f *flight) budget() int { return permit.MaxBatch / len(f.own) / 2 }
 func (f *flight) addSettlements(l *queue, since time.Duration) {
 	settled, most := 0, f.budget()
 	for _, q := range l.asking {
-		if q.settles == nil || settled >= most {
+		if q.state == left || q.settles == nil || settled >= most {
 			continue
 		}
 		settled++
@@ -151,23 +152,21 @@ func (f *flight) addSettlements(l *queue, since time.Duration) {
 
 // addCalls moves the calls that a batch asks for from the queue to its rows.
 func (f *flight) addCalls(l *queue, since time.Duration) {
-	rest := l.asking[:0]
 	more, budget := true, f.budget()
-	for _, q := range l.asking {
+	l.keep(func(q *Call) bool {
 		waits := !q.reserves || q.promised
 		switch {
 		case q.flight == f: // a settlement
+			return false
 		case q.settles != nil || len(f.rows) >= budget || !l.asks(q, f.local) || waits && !more:
-			rest = append(rest, q)
-		default:
-			if ok := f.addRow(q, l.members, l.config.Choice); waits {
-				more = ok
-			}
-			q.depart(f, since)
+			return true
 		}
-	}
-	clear(l.asking[len(rest):])
-	l.asking = rest
+		if ok := f.addRow(q, l.members, l.config.Choice); waits {
+			more = ok
+		}
+		q.depart(f, since)
+		return false
+	})
 }
 
 // addRow adds a joint request. It reports whether there is any use in asking for another waiter.

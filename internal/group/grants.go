@@ -3,6 +3,7 @@ package group
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
@@ -13,6 +14,9 @@ type grant struct {
 	permits int64
 	due     int64 // when the last part is due, by the limiter's clock
 	parts   []part
+	open    int      // refunds of its parts that have no reply
+	refused bool     // the members have refused to take it back
+	confirm *confirm // of the caller that waits for its refunds; nil if none does
 }
 
 // part is a member's part of a grant.
@@ -25,11 +29,37 @@ type part struct {
 	spent int64 // the time of the bucket that it takes
 }
 
-// refund is permits of one member on their way back.
+// ahead returns how much of the bucket's future time the part takes.
+func (p *part) ahead(now int64) int64 { return max(0, min(p.spent, p.due-now)) }
+
+// refund is a part of a grant on its way back to its member.
 type refund struct {
+	grant   *grant
 	give    permit.Refund
 	permits int64
-	confirm *confirm
+}
+
+// spare is grants without a call, in the order of their due times.
+type spare []*grant
+
+// add adds a grant.
+func (s *spare) add(g *grant) {
+	i := len(*s)
+	for i > 0 && (*s)[i-1].due > g.due {
+		i--
+	}
+	*s = slices.Insert(*s, i, g)
+}
+
+// take removes the first grant that a call can use and that is due by a time; nil if there is none. Permits that were due before the call came lapse.
+func (s *spare) take(q *Call, by int64) *grant {
+	for i, g := range *s {
+		if q.permits == g.permits && q.came <= g.due && g.due <= min(q.until, by) {
+			*s = slices.Delete(*s, i, i+1)
+			return g
+		}
+	}
+	return nil
 }
 
 // confirm lets a caller wait for the replies to its refunds.
@@ -39,6 +69,27 @@ type confirm struct {
 	done chan struct{}
 }
 
+// await has the caller wait for the refunds of a grant. It returns c, which is nil if none waits.
+func (c *confirm) await(g *grant) *confirm {
+	for m := range g.parts {
+		if c != nil && g.parts[m].taken {
+			c.open++
+		}
+	}
+	return c
+}
+
+// used ends the wait for refunds of a grant that is not given back, because another call has it.
+func (g *grant) used() {
+	for m := range g.parts {
+		if g.parts[m].taken {
+			g.confirm.settled(nil)
+		}
+	}
+	g.confirm = nil
+}
+
+// settled counts the reply to a refund.
 func (c *confirm) settled(err error) {
 	if c == nil {
 		return

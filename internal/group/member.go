@@ -25,6 +25,7 @@ type member struct {
 	terms   *permit.Terms // in force as of the last reply; nil before
 	known   *permit.Terms // the newest with a version; nil if there is none
 	free    int64         // when the bucket's debt ends, in limiter microseconds
+	tail    int64         // the same by the store's clock, once the refunds that are on their way are accepted
 	stored  int64         // stored permits, which take no time
 	refunds []*refund     // for the next batch
 	session permit.Session
@@ -84,12 +85,13 @@ func (m *member) addRefunds(to []own) []own {
 	return to
 }
 
-// settle ends a refund. Permits that the bucket did not accept are lost; so are those without a reply, because it is not known whether it did.
-func (m *member) settle(r *refund, accepted bool, err error) {
-	if !accepted {
-		m.lost.Add(r.permits)
-	}
-	r.confirm.settled(err)
+// lose counts permits that did not go back.
+func (m *member) lose(permits int64) { m.lost.Add(permits) }
+
+// seen returns the bucket as of the last reply.
+func (m *member) seen(now int64) engine.Seen {
+	offset := m.offset.Micros()
+	return engine.Seen{Terms: m.terms, Balance: permit.Balance{Next: m.free - offset, Stored: float64(m.stored)}, Now: now - offset}
 }
 
 // report reports a failed batch to the monitor of the store.
@@ -119,7 +121,7 @@ func (m *member) observe(out *permit.Outcome, received, trip int64) shift {
 	} else if b.Terms.Version == 0 {
 		m.known = nil
 	}
-	m.free, m.stored = received+b.Next-out.NowMicros, 0
+	m.free, m.tail, m.stored = received+b.Next-out.NowMicros, b.Next, 0
 	if !b.Terms.WarmsUp {
 		m.stored = int64(b.Stored)
 	}

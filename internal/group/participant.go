@@ -63,7 +63,7 @@ type Participant struct {
 	transport.Place
 	trips *trips
 	view  view        // it needs no lock to refuse
-	idle  atomic.Bool // no call is in progress
+	idle  atomic.Bool // no call is in progress, and no permits are spare
 
 	mu        sync.Mutex // guards the fields below and the calls; it comes before the lock of trips
 	members   []member
@@ -189,7 +189,8 @@ func (p *Participant) Return(ctx context.Context, q *Call) error {
 		return err
 	}
 	c := &confirm{done: make(chan struct{})}
-	p.queue.giveBack(q.unused, c)
+	q.unused.confirm = c.await(q.unused)
+	p.queue.giveBack(q.unused)
 	q.unused = nil
 	p.dispatch(p.local.Now())
 	p.mu.Unlock()
@@ -376,7 +377,7 @@ func (p *Participant) sends(now int64) bool {
 			return true
 		}
 	}
-	return p.queue.sends(now) || p.queue.stale(now)
+	return p.queue.sends(now) || p.queue.returns(now) || p.queue.stale(now)
 }
 
 // begin records that a batch is about to be built. mu must be held.
@@ -387,13 +388,13 @@ func (p *Participant) begin() {
 
 // setAlarm sets the alarm for the next change of the queue, and whether the participant is idle. mu must be held.
 func (p *Participant) setAlarm(now int64) {
-	if idle := p.queue.count == 0; idle != p.idle.Load() {
+	if idle := p.queue.count == 0 && len(p.queue.spare) == 0; idle != p.idle.Load() {
 		p.idle.Store(idle)
 	}
 	p.alarm.set(p.queue.next(p.inFlight.busy), now)
 }
 
-// Idle reports whether no call is in progress, so that a newcomer overtakes nobody if it takes permits without the queue. It needs no lock.
+// Idle reports whether no call is in progress and no permits are spare, so that a newcomer overtakes nobody if it takes permits without the queue. It needs no lock.
 func (p *Participant) Idle() bool { return p.idle.Load() }
 
 // ring is called when the alarm rings.

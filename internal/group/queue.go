@@ -16,11 +16,14 @@ import (
 // participant's mu must be held for all methods.
 //
 // Invariants: a call that has not ended is in asking, in owned, or in a flight. Those in asking are in the order of their arrival; those in owned have
-// grants that are not due, in the order of the grants. Each grant belongs to one call, or is on its way back.
+// grants that are not due, in the order of the grants. Each grant belongs to one call, is spare, or is on its way back.
 type queue struct {
 	callers
-	asking  []*Call // that have no grant and are not in flight
+	asking  []*Call // that have no grant and are not in flight; among them those that have left, until there are too many
+	gone    int     // calls in asking that have left
+	wanted  int64   // permits that the others in asking want
 	owned   []*Call // that have a grant which is not due
+	spare   spare   // grants whose calls have left
 	askAt   int64   // when to ask for the waiters, because they were refused, in limiter microseconds; 0 for at once
 	at      int64   // when the last reply arrived, or the last error
 	nextDue int64   // no later than the first due time of owned; 0 if there is none
@@ -41,6 +44,9 @@ func (l *queue) join(q *Call, now int64, mono time.Duration) bool {
 		return false
 	}
 	q.arrive(now, mono)
+	if q.settles == nil && l.giveSpare(q, now) {
+		return true
+	}
 	if l.head() == nil {
 		l.askAt = 0
 	} else if q.acquires() && l.askAt > now {
@@ -53,11 +59,40 @@ func (l *queue) join(q *Call, now int64, mono time.Duration) bool {
 			q.decided = now // those ahead were refused, so it counts as refused
 		}
 	}
-	l.asking = append(l.asking, q)
+	l.wait(q)
 	if q.until != math.MaxInt64 {
 		l.nextEnd = sooner(l.nextEnd, q.until)
 	}
 	return true
+}
+
+// wait adds a call behind the others in asking.
+func (l *queue) wait(q *Call) {
+	l.asking = append(l.asking, q)
+	l.wanted += q.permits
+}
+
+// drop removes a call that has left from asking. The others are moved up once half have left, because in a crowd each move costs more than a call.
+func (l *queue) drop(q *Call) {
+	l.wanted -= q.permits
+	if l.gone++; l.gone > len(l.asking)/2 {
+		l.keep(func(*Call) bool { return true })
+	}
+}
+
+// keep removes the calls from asking for which it returns false.
+func (l *queue) keep(keep func(*Call) bool) {
+	l.asking = slices.DeleteFunc(l.asking, func(q *Call) bool {
+		if q.state == left {
+			return true
+		}
+		if keep(q) {
+			return false
+		}
+		l.wanted -= q.permits
+		return true
+	})
+	l.gone = 0
 }
 
 // hopeless refuses a waiter that cannot be in time by the last reply, behind those that wait already.
@@ -65,19 +100,11 @@ func (l *queue) hopeless(q *Call, now int64) bool {
 	if q.until == math.MaxInt64 || now-l.at >= engine.SnapshotAge.Microseconds() {
 		return false
 	}
-	waiting := q.permits
+	ahead := int64(0)
 	if l.config.Choice == permit.All { // of a choice another member may serve those ahead
-		for _, o := range l.asking {
-			waiting += o.permits
-		}
+		ahead = l.wanted
 	}
-	late, by := int64(0), -1
-	for i := range l.members {
-		due := l.members[i].dueOf(q.permits, waiting, now)
-		if by < 0 || tells(l.config.Choice, due, late) {
-			late, by = due, i
-		}
-	}
+	late, by := l.dueOf(q.permits, ahead, now)
 	if late <= q.until {
 		return false
 	}
@@ -86,9 +113,20 @@ func (l *queue) hopeless(q *Call, now int64) bool {
 	return true
 }
 
+// dueOf returns when a call's permits would be due by the last reply if those that are wanted ahead of it are granted first, and by which member.
+func (l *queue) dueOf(permits, ahead, now int64) (due int64, by int) {
+	by = -1
+	for i := range l.members {
+		if at := l.members[i].dueOf(permits, ahead+permits, now); by < 0 || tells(l.config.Choice, at, due) {
+			due, by = at, i
+		}
+	}
+	return due, by
+}
+
 // head returns the first waiter that is not in flight and has no grant; nil if there is none.
 func (l *queue) head() *Call {
-	if i := slices.IndexFunc(l.asking, (*Call).waiter); i >= 0 {
+	if i := slices.IndexFunc(l.asking, func(q *Call) bool { return q.state != left && q.waiter() }); i >= 0 {
 		return l.asking[i]
 	}
 	return nil
@@ -97,6 +135,9 @@ func (l *queue) head() *Call {
 // sends reports whether the next batch would ask for a call.
 func (l *queue) sends(now int64) bool {
 	for _, q := range l.asking {
+		if q.state == left {
+			continue
+		}
 		if l.asks(q, now) {
 			return true
 		}
@@ -113,7 +154,9 @@ func (l *queue) asksAside(now int64) bool {
 		return false
 	}
 	for i := len(l.asking) - 1; i >= 0; i-- {
-		if q := l.asking[i]; !q.waiter() {
+		if q := l.asking[i]; q.state == left {
+			continue
+		} else if !q.waiter() {
 			return true
 		} else if q.decided != 0 {
 			return false // all before it were refused together
@@ -126,7 +169,7 @@ func (l *queue) asksAside(now int64) bool {
 func (l *queue) asks(q *Call, now int64) bool { return !q.waiter() || l.askAt <= now }
 
 // listens reports whether a penalty would matter: there are waiters, or grants that are not due.
-func (l *queue) listens() bool { return len(l.owned)+len(l.asking) > 0 }
+func (l *queue) listens() bool { return len(l.owned)+len(l.asking)+len(l.spare) > 0 }
 
 // stale reports whether a penalty would matter, and the last reply is too old to show it.
 func (l *queue) stale(now int64) bool { return l.listens() && now-l.at >= engine.ListenMicros }
@@ -134,6 +177,13 @@ func (l *queue) stale(now int64) bool { return l.listens() && now-l.at >= engine
 // next returns when the queue changes next, in limiter microseconds; 0 if it does not. With a batch in flight it does not ask.
 func (l *queue) next(busy bool) int64 {
 	next := sooner(l.nextDue, l.nextEnd)
+	for _, g := range l.spare {
+		if g.refused {
+			next = sooner(next, g.due+schedule.Tolerated+1)
+		} else if !busy {
+			next = sooner(next, g.due)
+		}
+	}
 	if !busy && l.listens() {
 		next = sooner(next, l.at+engine.ListenMicros)
 		if len(l.asking) > 0 && l.askAt != 0 {
@@ -147,7 +197,12 @@ func (l *queue) next(busy bool) int64 {
 func (l *queue) ahead(member int, now int64) (micros int64) {
 	for _, q := range l.owned {
 		if part := &q.grant.parts[member]; part.taken {
-			micros += max(0, min(part.spent, part.due-now))
+			micros += part.ahead(now)
+		}
+	}
+	for _, g := range l.spare {
+		if part := &g.parts[member]; part.taken {
+			micros += part.ahead(now)
 		}
 	}
 	return micros
@@ -159,10 +214,11 @@ func (l *queue) give(q *Call, g *grant, now int64) {
 	if q.members == nil && q.reserves {
 		q.members = make([]Outcome, len(l.members))
 		for m := range q.members {
-			q.members[m].Wait = max(0, g.parts[m].due-now)
+			q.members[m].Wait, q.members[m].Seen = max(0, g.parts[m].due-now), l.members[m].seen(now)
 		}
 	}
 	q.grant = g
+	g.used()
 	l.noteDue(q)
 	if q.reserves {
 		q.promise()
@@ -196,37 +252,142 @@ func (l *queue) noteDue(q *Call) {
 	}
 }
 
-// free gives a grant that its call no longer needs to the calls behind it that want as many permits, and gives back what is left.
-func (l *queue) free(g *grant, c *confirm, now int64) {
+// free takes a grant that its call no longer needs. The calls behind it that want as many permits move up, and what is left is spare.
+func (l *queue) free(g *grant, now int64) {
 	if now-g.due > schedule.Tolerated {
-		l.giveBack(g, c)
+		l.giveBack(g)
 		return
 	}
 	for _, q := range l.owned {
-		if q.permits == g.permits && q.grant.due > g.due && (l.config.Choice == permit.All || !q.reserves) {
-			q.grant, g = g, q.grant
+		if q.permits == g.permits && q.grant.due > g.due && l.movesUp(q) {
+			later := q.grant
+			later.confirm, g.confirm = g.confirm, nil
+			q.grant, g = g, later
 			l.noteDue(q)
 		}
 	}
-	for i, q := range l.asking {
-		if q.settles == nil && q.permits == g.permits && q.came <= g.due && g.due <= q.until && (!q.reserves || q.promised) {
+	l.view.drop()
+	l.spare.add(g)
+	l.offer(now)
+}
+
+// movesUp reports whether a granted call may have a grant that is due sooner. The member of a choice's reservation is fixed.
+func (l *queue) movesUp(q *Call) bool { return l.config.Choice == permit.All || !q.reserves }
+
+// offer gives spare grants to the waiters.
+func (l *queue) offer(now int64) {
+	for i := 0; i < len(l.asking) && len(l.spare) > 0; i++ {
+		q := l.asking[i]
+		if q.state == left || !q.waiter() {
+			continue
+		}
+		if g := l.spare.take(q, math.MaxInt64); g != nil {
 			l.asking = slices.Delete(l.asking, i, i+1)
+			l.wanted -= q.permits
 			l.give(q, g, now)
-			return
+			i--
 		}
 	}
-	l.giveBack(g, c)
+}
+
+// giveSpare gives a spare grant to a newcomer, unless it would be due sooner without, by the last reply.
+func (l *queue) giveSpare(q *Call, now int64) bool {
+	if len(l.spare) == 0 {
+		return false
+	}
+	due, _ := l.dueOf(q.permits, 0, now)
+	g := l.spare.take(q, due)
+	if g != nil {
+		l.give(q, g, now)
+	}
+	return g != nil
 }
 
 // giveBack sends a grant back to its members with the next batch.
-func (l *queue) giveBack(g *grant, c *confirm) {
+func (l *queue) giveBack(g *grant) {
 	l.view.drop()
 	for m := range g.parts {
 		if part := &g.parts[m]; part.taken {
-			if c != nil {
-				c.open++
+			g.open++
+			l.members[m].giveBack(&refund{grant: g, give: part.place.Refund(part.terms, 0, part.at), permits: g.permits * l.members[m].Weight})
+		}
+	}
+}
+
+// returnSpare sends spare grants back that may be at the tail of their buckets, the last first.
+func (l *queue) returnSpare(now int64) {
+	for i := len(l.spare) - 1; i >= 0; i-- {
+		if g := l.spare[i]; l.returnable(g, now) {
+			l.spare = slices.Delete(l.spare, i, i+1)
+			for m := range g.parts {
+				if part := &g.parts[m]; part.taken && part.due > now {
+					l.members[m].tail = part.place.Before.Next
+				}
 			}
-			l.members[m].giveBack(&refund{give: part.place.Refund(part.terms, 0, part.at), permits: g.permits * l.members[m].Weight, confirm: c})
+			l.giveBack(g)
+		}
+	}
+}
+
+// returnable reports whether the members may accept a spare grant: by the last reply no permits were taken behind it.
+func (l *queue) returnable(g *grant, now int64) bool {
+	if g.refused {
+		return false
+	}
+	for m := range g.parts {
+		if part := &g.parts[m]; part.taken && part.due > now && part.place.After.Next < l.members[m].tail {
+			return g.due <= now
+		}
+	}
+	return true
+}
+
+// returns reports whether a spare grant is to be sent back.
+func (l *queue) returns(now int64) bool {
+	return slices.ContainsFunc(l.spare, func(g *grant) bool { return l.returnable(g, now) })
+}
+
+// refunded ends a refund of a member. A grant of which no member has accepted its part is spare again, because another process has taken permits behind it.
+// Otherwise what was not accepted is lost; so is what has no reply, because it is not known whether it was accepted. missing is how many of the permits
+// an accepted refund did not give back.
+func (l *queue) refunded(m int, r *refund, accepted bool, missing int64, err error, now int64) {
+	g := r.grant
+	switch part := &g.parts[m]; {
+	case accepted:
+		part.taken = false
+		l.members[m].lose(min(missing, r.permits))
+	case err != nil:
+		part.taken = false
+		l.members[m].lose(r.permits)
+	}
+	g.confirm.settled(err)
+	if g.open--; g.open > 0 {
+		return
+	}
+	if g.refused = true; g.due > now && l.whole(g) {
+		g.confirm = nil
+		l.free(g, now)
+		return
+	}
+	l.lose(g)
+}
+
+// whole reports whether a call could use a grant.
+func (l *queue) whole(g *grant) bool {
+	n := 0
+	for m := range g.parts {
+		if g.parts[m].taken {
+			n++
+		}
+	}
+	return n == len(g.parts) || n == 1 && l.config.Choice == permit.Any
+}
+
+// lose counts the permits of a grant as lost.
+func (l *queue) lose(g *grant) {
+	for m := range g.parts {
+		if g.parts[m].taken {
+			l.members[m].lose(g.permits * l.members[m].Weight)
 		}
 	}
 }
@@ -239,10 +400,10 @@ func (l *queue) abandon(q *Call, c *confirm, now int64) {
 	case was == owned:
 		l.owned = remove(l.owned, q)
 		g := q.grant
-		q.grant = nil
-		l.free(g, c, now)
+		q.grant, g.confirm = nil, c.await(q.grant)
+		l.free(g, now)
 	case q.flight == nil:
-		l.asking = remove(l.asking, q)
+		l.drop(q)
 	}
 }
 
@@ -254,7 +415,12 @@ func remove(calls []*Call, q *Call) []*Call {
 }
 
 // askAgain puts calls in front of the others.
-func (l *queue) askAgain(calls []*Call) { l.asking = append(calls, l.asking...) }
+func (l *queue) askAgain(calls []*Call) {
+	for _, q := range calls {
+		l.wanted += q.permits
+	}
+	l.asking = append(calls, l.asking...)
+}
 
 // failOrRetry fails a call, unless it is a granted reservation, which asks again.
 func (l *queue) failOrRetry(q *Call, err error, now int64) {
@@ -277,14 +443,14 @@ func (l *queue) failDown(now int64) {
 		return
 	}
 	retry := false
-	l.asking = slices.DeleteFunc(l.asking, func(q *Call) bool {
+	l.keep(func(q *Call) bool {
 		asks := l.asks(q, now)
 		retry = retry || asks && q.promised
 		if asks && !q.promised {
 			l.fail(q, err)
-			return true
+			return false
 		}
-		return false
+		return true
 	})
 	if retry {
 		l.askAt = now + retryMicros
@@ -298,7 +464,7 @@ const retryMicros = 100_000
 func (l *queue) postpone(until, now int64) {
 	l.askAt = until
 	for _, q := range l.asking {
-		if q.acquires() {
+		if q.acquires() && q.state != left {
 			q.decided = cmp.Or(q.decided, now)
 			if q.until != math.MaxInt64 {
 				l.nextEnd = sooner(l.nextEnd, q.until)
@@ -324,6 +490,12 @@ func (l *queue) shift(member int, s shift, now int64) {
 			l.nextEnd = 1 // a penalty has made it too late
 		}
 	}
+	for _, g := range l.spare {
+		if part := &g.parts[member]; part.taken {
+			s.move(part, now)
+			g.settle()
+		}
+	}
 	l.nextDue = 0
 	for _, q := range l.owned {
 		l.nextDue = sooner(l.nextDue, q.due)
@@ -339,9 +511,26 @@ func (l *queue) release(now int64) {
 	if l.nextDue != 0 && l.nextDue <= now {
 		l.releaseDue(now)
 	}
+	l.lapse(now, false)
 	if l.nextEnd != 0 && l.nextEnd <= now {
 		l.expireTimeouts(now)
 	}
+}
+
+// lapse drops the spare grants that the stores have refused to take back, and that are due: no caller may use them later. Those that are due after what
+// a newcomer would get, by the last reply, are of no use either.
+func (l *queue) lapse(now int64, replied bool) {
+	l.spare = slices.DeleteFunc(l.spare, func(g *grant) bool {
+		useless := g.refused && now-g.due > schedule.Tolerated
+		if !useless && g.refused && replied {
+			due, _ := l.dueOf(g.permits, 0, now)
+			useless = due < g.due
+		}
+		if useless {
+			l.lose(g)
+		}
+		return useless
+	})
 }
 
 // releaseDue ends the calls that are due. Those whose permits lapse ask again at once.
@@ -365,7 +554,7 @@ func (l *queue) releaseDue(now int64) {
 	for _, q := range lapsed {
 		g := q.grant
 		q.grant, q.state = nil, asking
-		l.giveBack(g, nil)
+		l.giveBack(g)
 	}
 	if len(lapsed) > 0 {
 		l.askAgain(lapsed)
@@ -376,18 +565,17 @@ func (l *queue) releaseDue(now int64) {
 // expireTimeouts refuses the waiters whose timeouts have ended.
 func (l *queue) expireTimeouts(now int64) {
 	l.nextEnd = 0
-	l.asking = slices.DeleteFunc(l.asking, func(q *Call) bool {
+	l.keep(func(q *Call) bool {
 		switch {
 		case q.until == math.MaxInt64:
-			return false
 		case q.until <= now && q.decided != 0: // the store has refused it once; a newcomer with timeout 0 is asked for
 			q.blame(l.refuser, now-q.came, len(l.members))
 			l.refuse(q, now-q.came)
-			return true
+			return false
 		case q.until > now:
 			l.nextEnd = sooner(l.nextEnd, q.until)
 		}
-		return false
+		return true
 	})
 	var late []*Call
 	for _, q := range l.owned {
@@ -400,7 +588,7 @@ func (l *queue) expireTimeouts(now int64) {
 		g := q.grant
 		q.member = slices.IndexFunc(g.parts, func(p part) bool { return p.taken && p.due == g.due })
 		l.refuse(q, g.due-q.came) // its members still have the outcome of the grant
-		l.free(g, nil, now)
+		l.free(g, now)
 	}
 }
 

@@ -122,7 +122,7 @@ func TestFreedGrantIsOverdue(t *testing.T) {
 		d := two(permit.All)
 		waiter := d.call(1, 60*second)
 		waiter.came = start - second
-		d.queue.free(d.grant(1, start-late), nil, d.now)
+		d.queue.free(d.grant(1, start-late), d.now)
 		require.Equal(t, late == 100*ms, d.refunds(0) == 0)
 	}
 }
@@ -138,7 +138,7 @@ func TestFreedGrantOfAny(t *testing.T) {
 	}
 	reservation, waiter, first := d.reserve(1, 60*second), d.call(1, 60*second), d.call(1, 60*second)
 	for i, q := range []*Call{first, reservation, waiter} {
-		d.queue.asking = remove(d.queue.asking, q)
+		d.queue.keep(func(o *Call) bool { return o != q })
 		d.queue.give(q, grants(i%2, start+int64(i+1)*second), d.now)
 	}
 	require.Equal(t, 0, waiter.member)
@@ -329,4 +329,83 @@ func TestSends(t *testing.T) {
 			assert.Equal(t, len(d.queue.asking) > 0, d.queue.next(true) == 0 && d.queue.next(false) > 0, "a batch in flight is waited for")
 		})
 	}
+}
+
+// A spare grant behind which another process has taken permits is kept: a newcomer has it if it would not be due sooner without. Otherwise it lapses once it is
+// due, and counts as lost.
+func TestSpareGrant(t *testing.T) {
+	for _, choice := range []permit.Choice{permit.All, permit.Any} {
+		d := two(choice)
+		first := d.call(1, permit.MaxExact)
+		d.trip()
+		require.Equal(t, owned, first.state)
+		for _, b := range d.buckets { // another process
+			b.take(&permit.Request{Permits: 1})
+		}
+		d.queue.abandon(first, nil, d.now)
+		require.True(t, d.queue.returns(d.now), "no reply has shown the other process yet")
+		d.trip()
+		require.Len(t, d.queue.spare, 1, "it was refused, and is not lost")
+		require.False(t, d.queue.returns(d.now))
+		require.Zero(t, d.members[0].lost.Load())
+
+		for name, q := range map[string]*Call{"for other permits": d.call(2, permit.MaxExact), "too late": d.call(1, 50*ms-1)} {
+			require.NotEqual(t, owned, q.state, name)
+			d.queue.abandon(q, nil, d.now)
+		}
+		second := d.reserve(1, permit.MaxExact)
+		require.Equal(t, owned, second.state)
+		require.Equal(t, first.due, second.due)
+		require.Equal(t, d.members[0].terms, second.result().Members[0].Seen.Terms)
+
+		d.queue.abandon(second, nil, d.now)
+		d.now = first.due + 1
+		require.Equal(t, asking, d.call(1, permit.MaxExact).state, "no call may use permits that were due before it came")
+		d.queue.release(d.now)
+		d.now += 100 * ms
+		d.queue.release(d.now)
+		require.Empty(t, d.queue.spare)
+		require.Equal(t, int64(1), d.members[0].lost.Load())
+	}
+}
+
+// Two processes take turns, so what one gives back is never at the tail: by the last reply it is known not to be, and is not sent.
+func TestSpareGrantBehindOthers(t *testing.T) {
+	d := two(permit.All)
+	first := d.call(1, permit.MaxExact)
+	d.trip()
+	for _, b := range d.buckets {
+		b.take(&permit.Request{Permits: 1})
+	}
+	d.call(1, permit.MaxExact)
+	d.trip()
+	d.queue.keep(func(*Call) bool { return false })
+	last := d.queue.owned[len(d.queue.owned)-1]
+	d.queue.abandon(first, nil, d.now)
+	require.True(t, d.queue.returns(d.now), "the last call has moved up, and its grant is at the tail")
+	d.queue.abandon(last, nil, d.now)
+	d.queue.returnSpare(d.now)
+	require.Len(t, d.queue.spare, 1)
+	require.Equal(t, int64(1), d.refunds(0))
+}
+
+// Calls that leave a crowd are removed in few steps: a call that joins or leaves does not walk the queue.
+func TestCrowdOfAGroup(t *testing.T) {
+	d := two(permit.All)
+	d.config.MaxWaiters = math.MaxInt
+	var crowd []*Call
+	for range 10_000 {
+		crowd = append(crowd, d.call(1, permit.MaxExact))
+	}
+	kept := 0
+	for i, q := range crowd {
+		before := len(d.queue.asking)
+		d.queue.abandon(q, nil, d.now)
+		if len(d.queue.asking) < before {
+			kept += before
+		}
+		require.Equal(t, int64(len(crowd)-i-1), d.queue.wanted)
+	}
+	require.Empty(t, d.queue.asking)
+	require.Less(t, kept, 3*len(crowd), "steps")
 }

@@ -48,7 +48,11 @@ func (r *reply) settle() {
 	} else if !r.late {
 		r.askSooner()
 	}
-	r.view.show(r.flight, r.members)
+	r.queue.offer(r.now)
+	r.queue.lapse(r.now, true)
+	if r.view.show(r.flight, r.members); len(r.queue.spare) > 0 {
+		r.view.drop()
+	}
 	r.queue.release(r.now)
 }
 
@@ -88,7 +92,11 @@ func (r *reply) settleOwn(m int, requests []permit.Request, err error) {
 		ok := err == nil && requests[i].Grant.OK
 		switch {
 		case o.refund != nil:
-			r.members[m].settle(o.refund, ok, err)
+			missing := int64(0)
+			if ok {
+				missing = requests[i].Grant.Permits
+			}
+			r.queue.refunded(m, o.refund, ok, missing, err, r.now)
 		case o.call == nil:
 		case err != nil:
 			r.queue.fail(o.call, err)
@@ -108,7 +116,7 @@ func (r *reply) requeueOwn(m int) {
 		if o.refund != nil {
 			r.members[m].giveBack(o.refund)
 		} else if o.call != nil && o.call.state == asking && !slices.Contains(r.queue.asking, o.call) {
-			r.queue.asking = append(r.queue.asking, o.call)
+			r.queue.wait(o.call)
 		}
 	}
 }
@@ -129,11 +137,18 @@ func (r *reply) settleRow(i int, q *Call) (again bool) {
 	case g != nil && live && !r.late:
 		r.noteOutcome(q, i)
 		q.decided = cmp.Or(q.decided, r.received(r.parts[0].members[0]))
+		if r.queue.movesUp(q) {
+			if sooner := r.queue.spare.take(q, g.due-1); sooner != nil {
+				g.confirm, sooner.confirm = sooner.confirm, nil
+				r.queue.spare.add(g)
+				g = sooner
+			}
+		}
 		r.queue.give(q, g, r.now)
 	case g != nil && r.late:
-		r.queue.giveBack(g, nil)
+		r.queue.giveBack(g)
 	case g != nil:
-		r.queue.free(g, nil, r.now)
+		r.queue.free(g, r.now)
 	case !live:
 	case failed != nil:
 		r.queue.failOrRetry(q, failed, r.now)
@@ -188,7 +203,7 @@ func (r *reply) granted(i int) (g *grant) {
 			g = newGrant(request.Permits/r.members[m].Weight, len(r.members))
 		}
 		if best >= 0 && r.config.Choice == permit.Any { // a later part is due sooner
-			r.queue.giveBack(g.split(best), nil)
+			r.queue.giveBack(g.split(best))
 			taken--
 		}
 		taken++
@@ -203,7 +218,7 @@ func (r *reply) granted(i int) (g *grant) {
 	}
 	g.settle()
 	if r.config.Choice == permit.All && taken < len(r.members) {
-		r.queue.giveBack(g, nil)
+		r.queue.giveBack(g)
 		return nil
 	}
 	return g

@@ -127,9 +127,11 @@ func TestReplyLate(t *testing.T) {
 // Refunds without a reply by the deadline are lost, once: the late reply may have carried them out. Settlements fail.
 func TestDeadlineOfRefunds(t *testing.T) {
 	d := two(permit.All)
-	c := &confirm{open: 2, done: make(chan struct{})}
-	d.members[0].giveBack(&refund{permits: 3, confirm: c})
-	d.members[1].giveBack(&refund{permits: 4, confirm: c})
+	c := &confirm{done: make(chan struct{})}
+	d.members[1].Weight = 2
+	g := d.grant(3, d.now)
+	g.confirm = c.await(g)
+	d.queue.giveBack(g)
 	settles := NewCall(0, permit.MaxExact, 0, false)
 	settles.settles = []int64{1, 0}
 	d.queue.join(settles, d.now, 0)
@@ -142,21 +144,24 @@ func TestDeadlineOfRefunds(t *testing.T) {
 	d.run(f)
 	d.land(f)
 	require.Equal(t, int64(3), d.members[0].lost.Load())
-	require.Equal(t, int64(4), d.members[1].lost.Load())
+	require.Equal(t, int64(6), d.members[1].lost.Load())
 }
 
-// Refunds that the bucket refuses, or whose part fails, are lost. Those of a part that was not asked wait for the next batch.
+// Refunds that the bucket refuses once they are due, or whose part fails, are lost. Those of a part that was not asked wait for the next batch.
 func TestReplyToRefunds(t *testing.T) {
 	d := two(permit.All, []int{0}, []int{1})
-	for m := range d.members {
-		d.members[m].giveBack(&refund{permits: 3, give: permit.Refund{Tag: 99}})
+	giveBack := func() {
+		g := d.grant(3, d.now)
+		for m := range g.parts {
+			g.parts[m].place.Tag = 99
+		}
+		d.queue.giveBack(g)
 	}
+	giveBack()
 	d.trip()
 	assert.Equal(t, []int64{3, 3}, []int64{d.members[0].lost.Load(), d.members[1].lost.Load()}, "another process has taken permits behind them")
 
-	for m := range d.members {
-		d.members[m].giveBack(&refund{permits: 3, give: permit.Refund{Tag: 99}})
-	}
+	giveBack()
 	d.fail[1] = errDown
 	d.trip()
 	assert.Equal(t, int64(6), d.members[1].lost.Load())
@@ -289,17 +294,15 @@ func TestReplyShowsASnapshot(t *testing.T) {
 	s := d.view.snapshot.Load()
 	require.NotNil(t, s)
 	require.Equal(t, engine.Seen{Terms: d.buckets[1].terms, Balance: d.buckets[1].Balance, Now: start}, d.view.seen(1))
-	d.queue.giveBack(d.grant(1, start), nil)
+	d.queue.giveBack(d.grant(1, start))
 	require.Nil(t, d.view.snapshot.Load())
 	d.reserve(1, 0)
 	show(d)
 	require.NotNil(t, d.view.snapshot.Load(), "the refunds have left with that batch")
-	d.members[1].giveBack(&refund{give: permit.Refund{Tag: 99}})
-	d.members[0].giveBack(&refund{give: permit.Refund{Tag: 99}})
+	d.queue.giveBack(d.grant(1, start))
 	f := d.build()
 	d.run(f)
-	d.members[1].giveBack(&refund{give: permit.Refund{Tag: 99}})
-	d.members[0].giveBack(&refund{give: permit.Refund{Tag: 99}})
+	d.queue.giveBack(d.grant(1, start))
 	d.land(f)
 	require.Nil(t, d.view.snapshot.Load())
 }

@@ -280,7 +280,7 @@ func (d *desk) trip() {
 // give gives a grant of permits of all members to a call, due at a time.
 func (d *desk) give(q *Call, due int64) *grant {
 	g := d.grant(q.permits, due)
-	d.queue.asking = remove(d.queue.asking, q)
+	d.queue.keep(func(o *Call) bool { return o != q })
 	d.queue.give(q, g, d.now)
 	return g
 }
@@ -297,6 +297,7 @@ func (d *desk) grant(permits, due int64) *grant {
 
 // refunds returns how many permits of a member go back with the next batch.
 func (d *desk) refunds(m int) (permits int64) {
+	d.queue.returnSpare(d.now)
 	for _, r := range d.members[m].refunds {
 		permits += r.permits
 	}
