@@ -147,10 +147,10 @@ func (q *Call) does(op permit.Op) bool {
 }
 
 // remaining returns the longest wait from now on that is of use to the caller. It ends with the caller's context. A timeout counts from the
-// first decision.
+// first decision, which may be one about a waiter ahead of it.
 func (q *Call) remaining(now int64) int64 {
 	wait := q.timeout
-	if q.Until != schedule.Forever && q.decided != 0 {
+	if q.Until != schedule.Forever && (q.decided != 0 || q.Decided()) {
 		wait = max(0, min(wait, q.Until-now))
 	}
 	if q.deadline != 0 {

@@ -34,7 +34,8 @@ func (p *parked[V]) Pop() any {
 
 // park records that the store has refused an uncovered waiter, or a waiter ahead of it.
 func (q *queue[V]) park(w *Waiter[V]) {
-	if w.refused = true; w.Until != Forever && w.place == 0 {
+	w.refused, w.decided = true, true
+	if w.Until != Forever && w.place == 0 {
 		heap.Push(&q.parked, w)
 	}
 }

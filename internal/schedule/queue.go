@@ -82,7 +82,7 @@ func (q *queue[V]) unlink(w *Waiter[V]) {
 func (q *queue[V]) promote(w *Waiter[V]) {
 	q.unpark(w)
 	q.rank(w)
-	w.state = covered
+	w.state, w.decided = covered, true
 	q.promised += w.Permits
 	q.wanted -= w.Permits
 	q.first = w.next

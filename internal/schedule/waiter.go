@@ -18,6 +18,7 @@ type Waiter[V any] struct {
 	at         *segment // the segment that it gathers permits of, or nil
 	round      uint64   // the search that determined at
 	refused    bool     // the store has refused it, or a waiter ahead of it
+	decided    bool     // it was refused or covered before
 	firm       bool     // it is a granted reservation, which no other waiter may delay
 	place      int      // position in parked, from 1; 0 if it is not parked
 	rank       int      // rank among the covered waiters; 0 if it is uncovered
@@ -37,6 +38,10 @@ func (w *Waiter[V]) Waits() bool { return w.state != absent }
 
 // Covered reports whether the process owns permits for w.
 func (w *Waiter[V]) Covered() bool { return w.state == covered }
+
+// Decided reports whether a reply has decided about w before: it refused w or a waiter ahead of it, or the permits that the process owns
+// sufficed for w.
+func (w *Waiter[V]) Decided() bool { return w.decided }
 
 // Due returns when the permits of an expired waiter would have been due.
 func (w *Waiter[V]) Due() int64 { return w.due }
