@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
@@ -84,30 +85,34 @@ func far(t *testing.T, test func(t *testing.T)) {
 // ends, and the replies of the first second take 100 ms.
 func TestGroupTimeoutCountsFromTheDecision(t *testing.T) {
 	for name, deadline := range map[string]bool{"timeout": false, "deadline": true} {
-		t.Run(name, func(t *testing.T) {
-			far(t, func(t *testing.T) {
-				s := new(distant)
-				l, err := tb.NewSmoothBursty("a", 10, tb.WithStore(s), tb.WithInitialPermits(0), tb.WithStoreTimeout(5*time.Second))
-				require.NoError(t, err)
-				g, err := tb.All(l)
-				require.NoError(t, err)
-				r, err := l.Reserve(ctx, 29)
-				require.NoError(t, err)
-				ok, err := g.TryAcquire(ctx, 1, 0) // a quick reply shows the store's clock
-				require.NoError(t, err)
-				require.False(t, ok)
-				timeout, ctx := r.Delay()+140*time.Millisecond, ctx
-				s.slow(100*time.Millisecond, time.Second)
-				if deadline {
-					c, cancel := context.WithTimeout(ctx, timeout)
-					defer cancel()
-					ctx, timeout = c, time.Hour
-				}
-				ok, err = g.TryAcquire(ctx, 1, timeout)
-				require.NoError(t, err)
-				require.True(t, ok)
+		for _, what := range []string{"limiter", "group"} {
+			t.Run(what+" "+name, func(t *testing.T) {
+				far(t, func(t *testing.T) {
+					s := new(distant)
+					l, err := tb.NewSmoothBursty("a", 10, tb.WithStore(s), tb.WithInitialPermits(0), tb.WithStoreTimeout(5*time.Second))
+					require.NoError(t, err)
+					var g acquirer = l
+					if what == "group" {
+						g = all(t, l)
+					}
+					r, err := l.Reserve(ctx, 29)
+					require.NoError(t, err)
+					ok, err := g.TryAcquire(ctx, 1, 0) // a quick reply shows the store's clock
+					require.NoError(t, err)
+					require.False(t, ok)
+					timeout, ctx := r.Delay()+140*time.Millisecond, ctx
+					s.slow(100*time.Millisecond, time.Second)
+					if deadline {
+						c, cancel := context.WithTimeout(ctx, timeout)
+						defer cancel()
+						ctx, timeout = c, time.Hour
+					}
+					ok, err = g.TryAcquire(ctx, 1, timeout)
+					require.NoError(t, err)
+					require.True(t, ok)
+				})
 			})
-		})
+		}
 	}
 }
 
@@ -137,5 +142,34 @@ func TestGroupPermitsGoBackInTheReply(t *testing.T) {
 		synctest.Wait()
 		require.True(t, try(1, 3700*time.Millisecond))
 		others.Wait()
+	})
+}
+
+// Waiters that cannot be in time are refused by the first reply that shows it, and newcomers do not count them as ahead.
+func TestGroupHopelessWaitersAreNotAhead(t *testing.T) {
+	far(t, func(t *testing.T) {
+		g := all(t, limiter(t, "a", 10, tb.WithStore(&tb.Distant{Store: tb.NewMemoryStore(), Takes: 10 * time.Millisecond})))
+		var waiting sync.WaitGroup
+		for range 15 { // ten are within the look-ahead
+			waiting.Go(func() {
+				_, err := g.Acquire(ctx, 1)
+				assert.NoError(t, err)
+			})
+		}
+		synctest.Wait()
+		for range 30 {
+			waiting.Go(func() { // before the first reply
+				began := time.Now()
+				ok, err := g.TryAcquire(ctx, 1, 1200*time.Millisecond)
+				assert.NoError(t, err)
+				assert.False(t, ok)
+				assert.LessOrEqual(t, time.Since(began), 50*time.Millisecond)
+			})
+		}
+		time.Sleep(50 * time.Millisecond)
+		ok, err := g.TryAcquire(ctx, 1, 3*time.Second) // due in 1.5 s
+		require.NoError(t, err)
+		require.True(t, ok)
+		waiting.Wait()
 	})
 }

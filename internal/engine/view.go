@@ -105,12 +105,12 @@ func (v *View) update(f *flight, out *permit.Outcome, received int64, at moment)
 	if f.late {
 		return
 	}
-	v.free = received + b.Next - out.NowMicros
 	v.stored = 0
 	if !b.Terms.WarmsUp {
 		v.stored = int64(b.Stored)
 	}
 	v.offset.Observe(received-out.NowMicros, at.local-f.local)
+	v.free = b.Next + v.offset.Micros()
 	if at.mono != 0 {
 		v.server.Heard(out.ClockMicros, f.began, at.mono)
 	}

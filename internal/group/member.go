@@ -121,7 +121,7 @@ func (m *member) observe(out *permit.Outcome, received, trip int64) shift {
 	} else if b.Terms.Version == 0 {
 		m.known = nil
 	}
-	m.free, m.tail, m.stored = received+b.Next-out.NowMicros, b.Next, 0
+	m.free, m.tail, m.stored = b.Next+m.offset.Micros(), b.Next, 0
 	if !b.Terms.WarmsUp {
 		m.stored = int64(b.Stored)
 	}

@@ -9,8 +9,8 @@ const Forever = 1 << 62
 type Waiter[V any] struct {
 	Value   V
 	Permits int64
-	Came    int64 // when it joined the queue, by the local clock
-	Until   int64 // end of its timeout: permits due later are too late; in the queue only [Schedule.Promise] and a grant change it
+	Came    int64         // when it joined the queue, by the local clock
+	Until   int64         // end of its timeout: permits due later are too late; in the queue only [Schedule.Promise] and a grant change it
 	Origin  permit.Origin // of its permits, once they are due or promised
 
 	next, prev *Waiter[V]
