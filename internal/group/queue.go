@@ -460,17 +460,37 @@ func (l *queue) failDown(now int64) {
 // retryMicros is the pause before granted reservations whose permits have lapsed ask again after a failure.
 const retryMicros = 100_000
 
-// postpone makes the waiters, which were refused, ask again later.
+// postpone makes the waiters, which were refused, ask again later. It refuses those that cannot be in time by the reply, so that newcomers do not count
+// them as ahead.
 func (l *queue) postpone(until, now int64) {
 	l.askAt = until
-	for _, q := range l.asking {
-		if q.acquires() && q.state != left {
-			q.decided = cmp.Or(q.decided, now)
-			if q.until != math.MaxInt64 {
+	ahead := int64(0)
+	l.keep(func(q *Call) bool {
+		if q.acquires() {
+			if q.decided = cmp.Or(q.decided, now); q.until != math.MaxInt64 {
+				if due, by := l.dueOf(q.permits, ahead, now); due > max(q.until, now) && !l.refunds() {
+					q.blame(by, due-q.came, len(l.members))
+					l.refuse(q, due-q.came)
+					return false
+				}
 				l.nextEnd = sooner(l.nextEnd, q.until)
 			}
 		}
+		if l.config.Choice == permit.All { // see hopeless
+			ahead += q.permits
+		}
+		return true
+	})
+}
+
+// refunds reports whether permits go back to a member, so that waiters may be due sooner than the last reply shows.
+func (l *queue) refunds() bool {
+	for i := range l.members {
+		if len(l.members[i].refunds) > 0 {
+			return true
+		}
 	}
+	return len(l.spare) > 0
 }
 
 // shift moves what this process owns of a member, because a penalty has begun or ended.
