@@ -16,7 +16,9 @@ import (
 // several stores or slots are asked one after the other until one is due at once. If none is, the one that is due first is kept, and the others get
 // their permits back.
 //
-// A call is refused if all members refuse. That is an error if none of them could be asked, or none could ever grant it ([ErrNeverGranted]).
+// A call is refused if all members refuse. That is an error if none of them could be asked, or none could ever grant it ([ErrNeverGranted]). A member that fails
+// by itself counts as one that refuses: because its store needs a repair ([ErrStoreUnusable]), or because its bucket is of another kind ([ErrInvalidConfig]) or
+// no bucket ([ErrCorruptState]). Its error, a [*MemberError], is returned if no other member grants the call.
 type Choice struct{ several }
 
 // Any returns a choice of limits of which a call must pass one. Its errors are those of [All].

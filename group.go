@@ -538,15 +538,19 @@ func (g *several) longestTimeout() (longest time.Duration) {
 }
 
 // fallback decides by the failure policies of the members whose store is unavailable. It returns the error unchanged if one of them is FailClosed, or
-// if the error is of another kind.
+// if the error is of another kind. A member of a choice that fails in another way counts as one that refuses.
 func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*several) (answer, error)) (answer, error) {
 	var failed *MemberError
-	if !errors.As(err, &failed) || !away(err) && !notAsked(err) {
+	unavailable := away(err) || notAsked(err)
+	if !errors.As(err, &failed) || !unavailable && g.choice == permit.All {
 		return a, err
 	}
 	at := slices.IndexFunc(g.members, func(w weighted) bool { return w.limiter == failed.of })
 	if at < 0 {
 		return a, err
+	}
+	if !unavailable {
+		return g.goOn(a, err, at, ask)
 	}
 	cause := g.members[at].limiter.limiter.Coordinator
 	var left []Member
@@ -601,6 +605,27 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 	a, err = ask(other)
 	if errors.Is(err, ErrNeverGranted) { // the whole bucket could grant it in time
 		return answer{by: ByPolicy, asked: g, refused: at}, nil
+	}
+	return a, err
+}
+
+// goOn asks the members of a choice other than one that has failed. Its error is returned if none of them grants the call.
+func (g *several) goOn(a answer, err error, failed int, ask func(*several) (answer, error)) (answer, error) {
+	var left []Member
+	for i, w := range g.members {
+		if i != failed {
+			left = append(left, w)
+		}
+	}
+	if len(left) == 0 {
+		return a, err
+	}
+	other, invalid := g.without(left)
+	if invalid != nil {
+		return a, err
+	}
+	if b, other := ask(other); other == nil && b.granted {
+		return b, nil
 	}
 	return a, err
 }

@@ -20,7 +20,7 @@ func applyTogether(nowMicros int64, g *permit.Group, buckets []*PermitBucket) er
 	for i, b := range buckets {
 		batch := g.Members[i]
 		if err := b.open(nowMicros, batch, &batch.Outcome); err != nil {
-			return err
+			return &permit.Fault{Member: i, Err: err}
 		}
 	}
 	for i, b := range buckets {
@@ -32,7 +32,7 @@ func applyTogether(nowMicros int64, g *permit.Group, buckets []*PermitBucket) er
 	}
 	for i, b := range buckets {
 		if err := b.close(g.Members[i], &g.Members[i].Outcome); err != nil {
-			return err
+			return &permit.Fault{Member: i, Err: err}
 		}
 	}
 	return nil
@@ -149,7 +149,7 @@ func (q *inquiry) decide(now int64, states [][]byte) (next [][]byte, ttl time.Du
 	for i, b := range q.Members {
 		buckets[i] = new(PermitBucket)
 		if err := buckets[i].parse(string(states[i]), b.Terms); err != nil {
-			return nil, 0, corruptBucket(b.Name, err)
+			return nil, 0, &permit.Fault{Member: i, Err: corruptBucket(b.Name, err)}
 		}
 	}
 	if err := applyTogether(now, q.Group, buckets); err != nil {

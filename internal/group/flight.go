@@ -1,6 +1,7 @@
 package group
 
 import (
+	"errors"
 	"iter"
 	"slices"
 	"sync/atomic"
@@ -106,6 +107,15 @@ type leg struct {
 	rows    []int // the joint requests, by their numbers
 	decided bool
 	err     error
+}
+
+// blamed returns the member that is the reason for the leg's error: the first, unless it concerns one member alone.
+func (l *leg) blamed() int {
+	var fault *permit.Fault
+	if errors.As(l.err, &fault) {
+		return l.members[fault.Member]
+	}
+	return l.members[0]
 }
 
 // fill adds all that a batch has room for: the refunds and settlements of each member, then the joint requests of the queue in order. since is when

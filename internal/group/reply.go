@@ -240,7 +240,7 @@ func (r *reply) failed(i int) (err error) {
 		case leg.decided && r.config.Choice == permit.Any:
 			return nil // the others count
 		case leg.err != nil && err == nil && (leg.rows == nil || len(r.parts) == 1 || slices.Contains(leg.rows, i)):
-			err = r.config.Failure(leg.members[0], leg.err)
+			err = r.config.Failure(leg.blamed(), leg.err)
 		}
 	}
 	return err
@@ -250,7 +250,7 @@ func (r *reply) failed(i int) (err error) {
 func (r *reply) unasked() error {
 	for k := range r.parts {
 		if leg := &r.parts[k]; leg.err != nil {
-			return r.config.Failure(leg.members[0], leg.err)
+			return r.config.Failure(leg.blamed(), leg.err)
 		}
 	}
 	return nil

@@ -26,6 +26,17 @@ type Group struct {
 	Choice  Choice
 }
 
+// Fault is the error of a group that concerns the bucket of one member alone: its state is corrupt, or of another kind.
+type Fault struct {
+	Member int // in Members
+	Err    error
+}
+
+func (f *Fault) Error() string { return f.Err.Error() }
+
+// Unwrap returns Err.
+func (f *Fault) Unwrap() error { return f.Err }
+
 // Request returns the i-th joint request of a member.
 func (g *Group) Request(member, i int) *Request {
 	requests := g.Members[member].Requests

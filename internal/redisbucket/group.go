@@ -2,6 +2,7 @@ package redisbucket
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -240,6 +241,9 @@ func (j *joint) decode(clock int64, answers []string) (member int, s status, err
 				j.members[m].session.unchanged = 0
 			}
 		}
+		if errors.Is(err, permit.ErrCorruptState) {
+			err = &permit.Fault{Member: i, Err: err}
+		}
 		return i, s, err
 	}
 	return 0, decided, j.replay(clock, answers)
@@ -274,7 +278,7 @@ func (j *joint) decideOn(clock int64, olds []string) error {
 	for i := range j.members {
 		a := &j.members[i]
 		if err := j.buckets[i].Parse(olds[i], a.batch.Terms); err != nil {
-			return corruptKey(a.session.bucket, err)
+			return &permit.Fault{Member: i, Err: corruptKey(a.session.bucket, err)}
 		}
 	}
 	if err := j.decideGroup(clock, j.group, j.buckets); err != nil {
@@ -338,6 +342,19 @@ func (j *joint) unlock(s *LockStore, members []int, tokens []string) {
 	}
 }
 
+// unreadable returns the error of a member whose state Redis cannot read.
+func (j *joint) unreadable(member, text string) error {
+	i, err := strconv.Atoi(member)
+	if err != nil {
+		return err
+	}
+	key := j.members[i].session.bucket
+	if strings.HasPrefix(text, "WRONGTYPE") {
+		return &permit.Fault{Member: i, Err: wrongType(key)}
+	}
+	return fmt.Errorf("key %q: redis: %w", key, commandError(text))
+}
+
 // underLocks reads the states, decides, and commits. It reports false if the locks may still be held: nothing was written.
 func (j *joint) underLocks(ctx context.Context, tokens []string) (released bool, err error) {
 	n := len(j.members)
@@ -349,6 +366,9 @@ func (j *joint) underLocks(ctx context.Context, tokens []string) (released bool,
 	reply, err := j.run(ctx, &GroupCommitScript, len(j.keys), args...)
 	if err != nil || reply[0] == "lost" {
 		return false, err
+	}
+	if reply[0] == "error" {
+		return false, j.unreadable(reply[1], reply[2])
 	}
 	now, err := strconv.ParseInt(reply[1], 10, 64)
 	if err != nil {
@@ -372,6 +392,8 @@ func (j *joint) underLocks(ctx context.Context, tokens []string) (released bool,
 	switch {
 	case err != nil:
 		return false, err
+	case reply[0] == "error":
+		return false, j.unreadable(reply[1], reply[2])
 	case reply[0] == "late":
 		return true, j.tooLate(j.group.Members[0])
 	}

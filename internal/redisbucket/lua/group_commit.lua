@@ -8,6 +8,7 @@
 -- then for each member four: the token in its lock, the state that it must have ('' for none), the new state ('' to write nothing), and the time to
 -- live of that in milliseconds
 -- returns 'lost': a lock is no longer held;  'read', the time, and the states ('' if missing): asked for, or because a state is not the expected one
+--         'error', a member from 0 and Redis' error: its state cannot be read
 --         'late': nothing was written, and the locks are released;  'done', the time: written, and the locks are released
 
 local n = #KEYS / 2
@@ -21,7 +22,8 @@ if now == '' then
 end
 local reply, same = {'read', now}, ARGV[1] == 'write'
 for i = 1, n do
-  local state = redis.call('GETRANGE', KEYS[2 * i - 1], '0', '4096')
+  local state = redis.pcall('GETRANGE', KEYS[2 * i - 1], '0', '4096')
+  if type(state) == 'table' then return {'error', tostring(i - 1), state.err} end
   same = same and state == ARGV[4 * i + 1]
   if #state > 4096 then state = state:sub(1, 80) end -- not a state
   reply[2 + i] = state
