@@ -86,10 +86,11 @@ func (l *queue) keep(keep func(*Call) bool) {
 		if q.state == left {
 			return true
 		}
+		permits := q.permits
 		if keep(q) {
 			return false
 		}
-		l.wanted -= q.permits
+		l.wanted -= permits // keep may have ended the call, and its caller may reuse it
 		return true
 	})
 	l.gone = 0
