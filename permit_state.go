@@ -589,13 +589,15 @@ func (b *PermitBucket) hold(now, d, epoch int64) bool {
 // stored as far as there is room; a bucket that warms up stores nothing, since stored permits make it colder. So a bursty bucket that does
 // not overflow is as if exactly the settled number of permits had been taken: its exact time plus the stored permits' moves by n intervals.
 //
-// Bound: of the permits due in a window of T seconds, let the first be granted at the exact time V1 (Next − Carry before it), and the last
-// lead to V2. Between the two, grants of N permits move V by N intervals, less the stored ones, of which there are at most max permits, and
-// g permits given back move it back by at most g intervals. The first is due at V1 plus its cost or later, and the last at V2. So the window
-// has at most g permits more than without settlements: those given back since the first of its permits was granted.
+// Bound: let S be the time that settlements have given back so far, and F = V + S for a grant at the exact time V = Next − Carry. Grants
+// follow each other in F without overlap, because V moves back exactly as S grows. A process may move a grant up once it knows that S has
+// grown, by no more than that. So a permit that was granted at S1 and is released at S2 is released at F − S2 or later, and at F − S1 at the
+// latest. Those of a window [w, w+T], the first of them granted at S1, the last released at S2, have F from w + S1 to w + T + S2: rate × T
+// permits, and what was given back since the first of them was granted.
 //
-// What was taken since may lie in the debt, so the balance before the tail no longer is what a refund would restore: the tail is unknown. The
-// permits count as returned, so the bound of later refunds of stored permits holds (see giveBack).
+// The process that settles moves the time that it owns up by as much (schedule.Advance), so its permits still end where the debt does, and
+// refunds of them restore what the bucket would be without them. The tail gets another tag, because refunds by a process that has not moved its
+// permits would not. The permits count as returned, so the bound of later refunds of stored permits holds (see giveBack).
 func (b *PermitBucket) settle(now, n int64, of permit.Origin, batch *permit.Batch) permit.Grant {
 	if n > 0 {
 		return b.take(now, n, maxExact, batch.Nonce())
@@ -607,26 +609,22 @@ func (b *PermitBucket) settle(now, n int64, of permit.Origin, batch *permit.Batc
 	if b.PausedMicros > 0 {
 		floor = max(now, b.HeldUntilMicros)
 	}
-	interval := b.setting.interval
+	interval, before := b.setting.interval, b.balance()
 	back := float64(float64(-n) * interval)
-	debt := float64(b.NextFreeTicketMicros-floor) - b.CarryMicros
-	if whole := math.Floor(back + b.CarryMicros); back <= debt && whole <= float64(b.NextFreeTicketMicros-floor) {
-		b.NextFreeTicketMicros -= int64(whole)
-		b.CarryMicros = back + b.CarryMicros - whole
-	} else {
-		b.NextFreeTicketMicros, b.CarryMicros = floor, 0
-		if b.setting.Kind == bursty {
-			b.StoredPermits += (back - debt) / interval
-		}
+	debt := float64(before.Next-floor) - before.Carry
+	after := permit.Balance{Stored: before.Stored, Next: floor}
+	if whole := math.Floor(back + before.Carry); back <= debt && whole <= float64(before.Next-floor) {
+		after.Next, after.Carry = before.Next-int64(whole), back+before.Carry-whole
+	} else if b.setting.Kind == bursty {
+		after.Stored += (back - debt) / interval
 	}
-	b.Seq++
-	b.Tail = 0
+	place := b.place(before, after, batch.Nonce())
 	b.ReturnedPermits += float64(-n)
 	if b.StoredPermits > b.MaxPermits || b.ReturnedPermits > maxExact {
 		b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
 		b.beginEpoch(batch.Epoch)
 	}
-	return permit.Grant{OK: true}
+	return permit.Grant{OK: true, Place: place}
 }
 
 // held returns the stored permits after a pause.

@@ -4,19 +4,18 @@ import (
 	"context"
 	"fmt"
 	"sync"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/engine"
-	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // Settle replaces the number of permits of the reservation by the number that the call has used, for calls whose cost is known only afterwards:
 // tokens of a language model, bytes of a reply. If fewer were used, the others go back: the bucket's debt shrinks, and what is left is
-// stored as far as there is room. If more were used, they are charged, and later requests wait for them. Either way nothing changes for
-// permits that were granted before.
+// stored as far as there is room. Waiters and reservations of this process move up by as much. If more were used, they are charged, and later
+// requests wait for them.
 //
 //	r, err := limiter.Reserve(ctx, estimate)
 //	<-r.Ready() // and then the call
 //	err = r.Settle(ctx, actual)
+//
+// Before its permits are due, a reservation keeps its place in the queue with fewer permits. With none it is cancelled.
 //
 // A reservation is settled once: a second Settle does nothing, whatever its number, and so does one after Cancel or Return has given the permits
 // back. A reservation that is never settled counts as its estimate, also if the process ends. Settling a refusal does nothing. actual is
@@ -24,7 +23,7 @@ import (
 //
 // The settlement is sent once, even if its reply is lost. On an error the difference may not be settled, and then the estimate counts.
 //
-// Permits that go back may be granted again, although permits that were taken later keep their due times. So the calls of any window of T
+// Permits that go back may be granted again, before permits that were taken later are due. So the calls of any window of T
 // seconds use at most the bound of [PayNow] or [PayLater], plus the permits given back since the first of them was granted, plus what they
 // used beyond their estimates. A bursty bucket is charged exactly what was used, unless it was full since the grant, or is when permits go
 // back. Nothing goes back to a bucket that has forgotten the grant, because it was reset or its store has lost it. A limiter that
@@ -52,14 +51,13 @@ func checkSettled(actual int) error {
 
 // settle sends the settlement, which the caller has claimed by ended.
 func (r *Reservation) settle(ctx context.Context, actual int) error {
-	more, l, c := int64(actual)-r.permits, r.call.Limiter(), r.call.Coordinator()
+	more, c := int64(actual)-r.permits, r.call.Coordinator()
 	if more == 0 || more < 0 && r.limiter != nil && r.limiter.quota != nil {
 		return nil
 	}
-	q := engine.NewOperation(l, &engine.Operation{Request: permit.Request{Op: permit.Settle, Permits: more, Origin: c.Origin(r.call)}}, deadlineOf(ctx))
-	got := c.Wait(ctx, q, c.Submit(ctx, q))
+	got := c.Settle(ctx, r.call, r.permits, int64(actual), deadlineOf(ctx))
 	if got.Err == nil && !got.Granted && more > 0 {
-		return l.Overflow(more)
+		return r.call.Limiter().Overflow(more)
 	}
 	return got.Err
 }

@@ -8,37 +8,37 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A settlement that gives permits back changes no due time of this process's other reservations, and neither do the grants after it. Without
-// internal/schedule.Overlaps, the reservation of 20 permits that comes last would go first, and the one due in 4 s would wait until 10 s.
-func TestSettleKeepsDueTimes(t *testing.T) {
+// A settlement that gives permits back moves the reservations up that this process holds, and one that is not due itself needs fewer permits. The next
+// grant follows behind them.
+func TestSettleMovesUp(t *testing.T) {
 	clock := clockwork.NewFakeClock()
-	l, err := NewSmoothBursty("x", 5, WithClock(clock), WithMaxPermits(1000), WithInitialPermits(0))
+	l, err := NewSmoothBursty("x", 5, WithClock(clock), WithMaxPermits(1000), WithInitialPermits(20))
 	require.NoError(t, err)
 	reserve := func() *Reservation {
 		r, err := l.Reserve(background, 20)
 		require.NoError(t, err)
 		return r
 	}
-	all := []*Reservation{reserve(), reserve(), reserve()}
+	due := reserve()
+	all := []*Reservation{reserve(), reserve(), reserve()} // due after 4, 8 and 12 s
 	for _, r := range all[1:] {
 		require.NoError(t, r.Settle(background, 5))
 	}
 	require.Equal(t, 30.0, settles(t, l), "6 s of debt")
 	all = append(all, reserve())
-	due := []time.Duration{4 * time.Second, 8 * time.Second, 12 * time.Second, 10 * time.Second}
+	require.NoError(t, due.Settle(background, 15))
+	require.Equal(t, 45.0, settles(t, l), "9 s of debt")
+	all = append(all, reserve())
+	delays := []time.Duration{3 * time.Second, 4 * time.Second, 5 * time.Second, 9 * time.Second, 13 * time.Second}
 	for i, r := range all {
-		require.Equal(t, due[i], r.Delay(), "reservation %d", i)
+		require.Equal(t, delays[i], r.Delay(), "reservation %d", i)
 	}
 	began := clock.Now()
-	for _, i := range []int{0, 1, 3, 2} {
-		clock.Advance(due[i] - clock.Since(began) - time.Millisecond)
-		select {
-		case <-all[i].Ready():
-			t.Fatalf("reservation %d is ready too early", i)
-		default:
-		}
+	for i, r := range all {
+		clock.Advance(delays[i] - clock.Since(began) - time.Millisecond)
+		require.False(t, isReady(r), "reservation %d is ready too early", i)
 		clock.Advance(time.Millisecond)
-		<-all[i].Ready()
+		<-r.Ready()
 	}
-	require.Zero(t, settles(t, l)+5*2, "the bucket has stored what the rate has made since: 12 s less 10 s of debt")
+	require.Zero(t, settles(t, l))
 }

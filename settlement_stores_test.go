@@ -128,6 +128,9 @@ func (s *settleLab) round(store Store, members, n int) {
 		for _, o := range ending {
 			actual, later := random.IntN(2*o.n+1), random.IntN(2) == 0
 			charged += actual
+			if actual == 0 { // as if it was cancelled: unless it is due, it never will be
+				s.pending = slices.DeleteFunc(s.pending, func(p pending) bool { return p.ready == o.Ready() })
+			}
 			more, less = more+max(0, actual-o.n), less+max(0, o.n-actual)
 			for m := range lost {
 				if o.since < full[m] { // it would be as full without the reservation

@@ -150,11 +150,12 @@ func TestSettle(t *testing.T) {
 	require.Equal(t, 15.0, settles(t, l))
 	require.NoError(t, same.Settle(background, 10))
 	require.Equal(t, 15.0, settles(t, l))
-	require.Equal(t, time.Second, later.Delay(), "its due time does not move")
-
-	require.NoError(t, later.Cancel(background)) // not the tail any more, so the permits lapse
-	require.NoError(t, later.Settle(background, 0), "nothing is left to settle")
-	require.Equal(t, 15.0, settles(t, l))
+	require.Zero(t, later.Delay(), "it moved up")
+	require.NoError(t, later.Cancel(background), "too late: they are used")
+	require.NoError(t, later.Settle(background, 0), "so they may be settled")
+	require.Equal(t, 5.0, settles(t, l))
+	require.NoError(t, reserve(10).Cancel(background))
+	require.Equal(t, 5.0, settles(t, l))
 
 	due := reserve(5)
 	clock.Advance(time.Hour)

@@ -83,6 +83,7 @@ type promise struct {
 	seen   Seen           // the bucket after the decision
 	answer chan struct{}  // closed when the reservation is granted, refused or failed; nil afterwards
 	unused *permit.Refund // of permits that were due at once, if the call that they were for does not begin; nil if there are none
+	charge bool           // the permits were used before: nobody waits until they are due
 	lease  *lease         // that the permits come from; nil if the store granted them to the call, or they were returned
 }
 
@@ -100,6 +101,13 @@ func NewCall(l *Limiter, permits, timeout int64, deadline time.Duration) *Call {
 func NewReservation(l *Limiter, permits, timeout int64, deadline time.Duration) *Call {
 	q := NewCall(l, permits, timeout, deadline)
 	q.promise = &promise{answer: make(chan struct{})}
+	return q
+}
+
+// NewCharge returns a call that takes permits which were used before. It ends as soon as the store has decided it.
+func NewCharge(l *Limiter, permits int64) *Call {
+	q := NewReservation(l, permits, permit.MaxExact, 0)
+	q.promise.charge = true
 	return q
 }
 
@@ -140,6 +148,9 @@ func (q *Call) Recycle() {
 
 // reserves reports whether the call is a reservation.
 func (q *Call) reserves() bool { return q.promise != nil }
+
+// charges reports whether the call takes permits that were used before.
+func (q *Call) charges() bool { return q.reserves() && q.promise.charge }
 
 // does reports whether the call is an operation of a kind.
 func (q *Call) does(op permit.Op) bool {

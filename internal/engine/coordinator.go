@@ -84,7 +84,7 @@ func (c *Coordinator) accept(ctx context.Context, q *Call) (take bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.callers.count++
-	if c.callers.count > q.limiter.MaxWaiters && q.operation == nil {
+	if c.callers.count > q.limiter.MaxWaiters && q.operation == nil && !q.charges() {
 		c.callers.end(q, failed, q.limiter.tooManyWaiters())
 		return false
 	}
@@ -298,7 +298,11 @@ func (c *Coordinator) cancel(q *Call) *refund {
 		return nil
 	}
 	c.queue.abandon(q, now) // ready stays open, because a cancelled reservation never falls due
-	var r *refund
+	return c.sendBack(q, now)
+}
+
+// sendBack sends permits back that a reservation has given up, and returns their refund; nil if none is sent now. mu must be held.
+func (c *Coordinator) sendBack(q *Call, now int64) (r *refund) {
 	if c.inFlight.flight == nil && q.line == c.queue.line && c.queue.line.Refundable() != nil {
 		r = c.queue.confirmation()
 	}

@@ -134,10 +134,16 @@ func (q *queue) giveSpare(w *Call, now int64) {
 	q.promise(w, now)
 }
 
-// promise marks a reservation as granted. It keeps its place, whatever happens to its context.
+// promise marks a reservation as granted. It keeps its place, whatever happens to its context. A charge is done with that: its permits were used
+// before, and only their time is still to pass.
 func (q *queue) promise(w *Call, now int64) {
 	w.due, _ = w.line.DueOf(&w.Waiter)
 	w.decided, w.state = now, waiting
+	if w.charges() {
+		w.line.Owe(&w.Waiter)
+		q.callers.end(w, done, nil)
+		return
+	}
 	w.line.Promise(&w.Waiter)
 	w.timeout, w.deadline = permit.MaxExact, 0
 	w.answer()
@@ -267,36 +273,53 @@ func (q *queue) refuseExpired(now int64) {
 	}
 }
 
-// abandon ends a call whose caller gives up. Waiters behind it move up, and the next caller asks the store.
-func (q *queue) abandon(w *Call, now int64) {
+// abandon ends a call whose caller gives up. Waiters behind it move up, and the next caller asks the store. It returns how many of its permits have
+// lapsed, because it was gathering them.
+func (q *queue) abandon(w *Call, now int64) (lapsed int64) {
 	q.callers.abandon(w)
 	q.view.drop()
 	if w.line == nil {
-		return
+		return 0
 	}
 	if w.Waits() && !w.Covered() {
 		q.moved(w, now, now) // the waiters behind it are served sooner
 	}
-	w.line.Leave(&w.Waiter, now)
+	return w.line.Leave(&w.Waiter, now)
 }
 
 // grant adds the permits of a call to those that the process owns. The call may have left.
 func (q *queue) grant(w *Call, g *schedule.Grant, now int64) {
-	q.separate(g)
+	q.follow(g, now)
 	q.line.Grant(&w.Waiter, g, now)
 }
 
 // keep adds permits to those that the process owns, for a call that no longer waits for them.
 func (q *queue) keep(permits int64, g *schedule.Grant, now int64) {
-	q.separate(g)
+	q.follow(g, now)
 	q.line.Grant(&schedule.Waiter[*Call]{Permits: permits}, g, now)
 }
 
-// separate keeps the permits that the process owns apart from a grant that lies among them, so that each keeps its due time.
-func (q *queue) separate(g *schedule.Grant) {
-	if q.line.Overlaps(g) {
+// follow prepares for a grant of this moment. If it lies before the end of the permits that the process owns, another process has settled, and they
+// move up. If they cannot, they are kept apart, so that each permit keeps its due time.
+func (q *queue) follow(g *schedule.Grant, now int64) {
+	if micros := q.line.Overlap(g); micros > 0 && !q.line.Advance(micros, g.Terms, now) {
 		q.split()
 	}
+}
+
+// shrink lowers the number of permits of a reservation that is not due. It returns how many of its permits have lapsed, because it was gathering
+// them.
+func (q *queue) shrink(w *Call, permits, now int64) (lapsed int64) {
+	if permits == 0 {
+		return q.abandon(w, now)
+	}
+	q.view.drop()
+	r := w.line.Shrink(&w.Waiter, permits, now)
+	if r.Served {
+		w.due = r.Due
+		q.callers.end(w, done, nil)
+	}
+	return r.Lapsed
 }
 
 // owned returns how much of the bucket's time in the future the process owns, up to about most.
@@ -313,6 +336,7 @@ func (q *queue) owned(now, most int64) int64 {
 
 // grantReserved adds a reservation that was granted. It arrived at came.
 func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
+	q.follow(g, came)
 	if !q.line.Behind(g) {
 		q.split()
 	}

@@ -119,7 +119,7 @@ func (r *reply) settle() {
 			q.operation.State = r.State
 			r.queue.callers.end(q, done, nil)
 		case q.operation != nil:
-			r.carriedOut(q, requests[i].Grant.OK)
+			r.carriedOut(q, &requests[i])
 		case requests[i].Grant.OK:
 			r.grant(q, &requests[i])
 		default:
@@ -147,10 +147,13 @@ func (r *reply) settle() {
 }
 
 // carriedOut ends an operation that changes the bucket.
-func (r *reply) carriedOut(q *Call, ok bool) {
+func (r *reply) carriedOut(q *Call, request *permit.Request) {
 	s := refused
-	if ok {
+	if request.Grant.OK {
 		s = done
+	}
+	if s == done && request.Op == permit.Settle && !r.flight.late {
+		r.queue.line.Settled(&request.Grant.Place, r.view.grantedBy(r.flight.limiter, r.Bucket.Terms), r.at.local)
 	}
 	r.queue.callers.end(q, s, nil)
 }

@@ -113,13 +113,14 @@ func (s *Schedule[V]) forget() {
 	}
 }
 
-// lapse drops the permits of a segment that are due before a time by the store's clock.
-func (s *Schedule[V]) lapse(g *segment, before int64) {
-	if n := g.lapsing(before); n > 0 {
+// lapse drops the permits of a segment that are due before a time by the store's clock, and returns their number.
+func (s *Schedule[V]) lapse(g *segment, before int64) (n int64) {
+	if n = g.lapsing(before); n > 0 {
 		s.changes++
 		g.take(n)
 		s.owned -= n
 	}
+	return n
 }
 
 // lapseAll drops the permits that were due before a waiter arrived.

@@ -89,12 +89,18 @@ func (q *queue[V]) promote(w *Waiter[V]) {
 	q.watch(w)
 }
 
-// demote marks w and all covered waiters behind it as uncovered.
+// demote marks w and all covered waiters behind it as uncovered. Debts among them leave the queue, since the permits that lapsed have paid them.
 func (q *queue[V]) demote(w *Waiter[V]) {
-	for q.first = w; w != nil && w.state == covered; w = w.next {
+	q.first = w
+	for w != nil && w.state == covered {
+		behind := w.next
 		w.state = uncovered
 		q.promised -= w.Permits
 		q.unrank(w)
 		q.wanted += w.Permits
+		if w.debt {
+			q.unlink(w)
+		}
+		w = behind
 	}
 }

@@ -67,6 +67,18 @@ func (s *Schedule[V]) prepare() {
 	s.owned -= spare
 }
 
+// unprepare takes back a refund that was not sent.
+func (s *Schedule[V]) unprepare() {
+	r := s.refund
+	if r == nil || s.sent {
+		return
+	}
+	s.refund = nil
+	r.segment.end = r.End
+	r.segment.left += r.Permits
+	s.owned += r.Permits
+}
+
 // Refunded settles the refund in flight. If its result is not known, because the reply was lost, the permits are lost too.
 func (s *Schedule[V]) Refunded(accepted, known bool, now int64) {
 	s.now = now

@@ -10,6 +10,8 @@ package schedule
 import (
 	"container/heap"
 	"slices"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 const (
@@ -174,29 +176,25 @@ func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
 	return at, true
 }
 
-// Overlaps reports whether a grant lies among permits that are owned already. It does after a settlement has given permits back: the bucket then grants
-// again from an earlier time, although permits that were taken later keep theirs. Such a grant needs a schedule of its own ([Schedule.Split]), because
-// the head would wait for it and miss its own permits.
-func (s *Schedule[V]) Overlaps(grant *Grant) bool {
-	if s.owned == 0 {
-		return false
-	}
-	begins := grant.Before.Next
+// Overlap returns how far a grant lies before the end of the permits that are owned, in microseconds; 0 if it follows them. It lies before it if
+// another process has settled and given permits back, which this process has not learned otherwise: see [Schedule.Advance]. A grant of an
+// earlier batch whose reply was late lies before owned permits, too, but between them, and does not overlap.
+func (s *Schedule[V]) Overlap(grant *Grant) int64 {
 	after, _ := grant.Terms.After(grant.Before, grant.Permits)
 	for _, g := range slices.Backward(s.segments) {
 		switch {
-		case g.epoch != grant.Epoch, begins >= g.end.Next: // it lies behind this one, and those before it
-			return false
+		case g.epoch != grant.Epoch || grant.Before.Next >= g.end.Next: // it lies behind this one, and those before it
+			return 0
 		case g.left > 0 && after.Next > g.cursor.Next:
-			return true
+			return g.end.Next - grant.Before.Next
 		}
 	}
-	return false
+	return 0
 }
 
-// Behind reports whether a grant lies behind all permits that are owned. It does not after a settlement has given permits back: see
-// [Schedule.Overlaps]. A reservation whose grant lies before others' needs a schedule of its own, because the head would take its permits, and
-// what is left may be too little for it.
+// Behind reports whether a grant lies behind all permits that are owned. It does not after a settlement has filled the bucket, which begins an
+// epoch. A reservation whose grant lies before others' needs a schedule of its own, because the head would take its permits, and what is left
+// may be too little for it.
 func (s *Schedule[V]) Behind(grant *Grant) bool {
 	for _, g := range slices.Backward(s.segments) {
 		begins, ends := grant.Before.Next, g.end.Next
@@ -256,20 +254,69 @@ func (s *Schedule[V]) begin(came int64) {
 // Leave removes a waiter that gives up. The caller must have taken all waiters that are due by Next before.
 //
 // The permits that the waiter was gathering lapse as far as they are due, because another waiter would use them late. They are kept only
-// if the queue becomes empty and they can be refunded.
-func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
+// if the queue becomes empty and they can be refunded. Leave returns the number of those that lapse.
+func (s *Schedule[V]) Leave(w *Waiter[V], now int64) (lapsed int64) {
 	s.now = max(s.now, now)
 	if w.state == absent {
-		return
+		return 0
 	}
 	if g := w.at; g != nil && !(w == s.head && w == s.tail && s.returnable(g)) {
 		g.from = max(g.from, g.reached(now))
-		s.lapse(g, g.from)
+		w.Origin = g.origin()
+		lapsed = s.lapse(g, g.from)
 	}
 	s.unlink(w)
 	s.walks.earn()
 	s.changes++
 	s.cover()
+	return lapsed
+}
+
+// Shrink lowers the number of permits that a waiter needs to n, at least 1. The others are spare. If n permits are due already, the waiter leaves
+// the queue with them, and those that it was gathering beyond them lapse as in Leave. The caller must have taken all waiters that are due by Next
+// before.
+func (s *Schedule[V]) Shrink(w *Waiter[V], n, now int64) (r Shrunk) {
+	s.now = max(s.now, now)
+	less := w.Permits - n
+	switch w.state {
+	case absent:
+		return r
+	case covered:
+		s.promised -= less
+		s.ranks.wants.add(w.rank, -less)
+	default:
+		s.wanted -= less
+	}
+	if n == 1 && w.Permits > 1 {
+		s.large--
+	}
+	w.Permits = n
+	s.walks.earn()
+	s.changes++
+	if g := w.at; g != nil && w.state == covered && g.due(n) <= now {
+		r.Served, r.Due, w.Origin = true, g.due(n), g.origin()
+		s.owned -= n
+		g.take(n)
+		s.unlink(w)
+		g.from = max(g.from, g.reached(now))
+		r.Lapsed = s.lapse(g, g.from)
+	}
+	s.cover()
+	return r
+}
+
+// Shrunk is the result of Shrink.
+type Shrunk struct {
+	Served bool  // the waiter has left the queue
+	Due    int64 // when the permits of a served waiter were due
+	Lapsed int64 // permits beyond them that have lapsed
+}
+
+// Owe records that a waiter is a debt: its permits were used before they were taken. So they need no waiter when they are due, and if they
+// lapse they are paid. It accepts them however late they are due, as in Promise.
+func (s *Schedule[V]) Owe(w *Waiter[V]) {
+	s.Promise(w)
+	w.debt = true
 }
 
 // Promise records that a waiter is a granted reservation. It has no timeout: it accepts its permits however late they are due.
@@ -452,24 +499,66 @@ func (s *Schedule[V]) Resume(micros, now int64) {
 	s.move(-micros, now)
 }
 
+// Advance moves all segments up by micros, because as much of the bucket's debt was given back under terms. The permits of which that makes the
+// due time earlier than now are due now. It does nothing and returns false if permits of other terms are owned: more of them would be due than
+// were given back.
+func (s *Schedule[V]) Advance(micros int64, terms Terms, now int64) bool {
+	for _, g := range s.segments {
+		if g.left > 0 && g.terms != terms {
+			return false
+		}
+	}
+	s.now = now
+	s.changes++
+	for _, g := range s.segments {
+		g.shift(-micros)
+		g.moved = max(g.moved, now-g.offset)
+	}
+	s.shifted(-micros)
+	return true
+}
+
+// Settled records a settlement of this process under terms, which has moved the bucket's balance from p.Before to p.After and replaced its tail.
+// If the last segment was the tail, it still is.
+func (s *Schedule[V]) Settled(p *permit.Place, terms Terms, now int64) {
+	n := len(s.segments)
+	if n == 0 || s.segments[n-1].epoch != p.Epoch {
+		return
+	}
+	s.unprepare()
+	last := s.segments[n-1]
+	tail := !last.settled && last.tag == p.Prev && last.end == p.Before
+	if moved := s.Advance(p.Before.Next-p.After.Next, terms, now); !moved || !tail {
+		last.settled = true
+		return
+	}
+	last.tag, last.end = p.Tag, p.After
+	for _, g := range s.segments {
+		g.carry(p.After.Carry - p.Before.Carry)
+	}
+}
+
 // move delays all segments of a bucket that is paused until a time by micros, or advances them if micros is negative.
 func (s *Schedule[V]) move(micros, until int64) {
 	s.changes++
 	for _, g := range s.segments {
-		g.cursor.Next += micros
-		g.end.Next += micros
-		g.from += micros
+		g.shift(micros)
 		g.settled, g.paused = true, until-g.offset
 	}
+	s.shifted(micros)
+	if before := s.waiters; s.limited > 0 {
+		if s.recover(); s.waiters < before { // the permits that the leaving waiters gathered have lapsed
+			s.recover()
+		}
+	}
+}
+
+// shifted moves what depends on the time of the segments by micros.
+func (s *Schedule[V]) shifted(micros int64) {
 	if s.refund != nil { // the store will refuse it
 		s.refund.End.Next += micros
 	}
 	for w := s.head; w != s.first; w = w.next {
 		w.due += micros
-	}
-	if before := s.waiters; s.limited > 0 {
-		if s.recover(); s.waiters < before { // the permits that the leaving waiters gathered have lapsed
-			s.recover()
-		}
 	}
 }

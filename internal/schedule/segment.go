@@ -43,6 +43,7 @@ type segment struct {
 	left   int64          // permits that are left
 	from   int64          // permits due before this time of the store's clock are not used
 	paused int64          // end of the bucket's last pause, by the store's clock
+	moved  int64          // when the segment last moved up, by the store's clock: permits of an earlier time are due then
 	offset int64          // local clock minus the store's
 	widest int64          // the largest offset so far
 	epoch  int64
@@ -55,13 +56,13 @@ type segment struct {
 	unclaimed bool // its permits fell due while no waiter gathered them
 }
 
-// due returns when the next n permits are due, by the local clock. None is due before the end of a penalty.
+// due returns when the next n permits are due, by the local clock. None is due before the end of a penalty, or before the segment moved up.
 func (g *segment) due(n int64) int64 {
 	at := g.cursor
 	if !g.terms.PayLater() {
 		at, _ = g.terms.After(at, n)
 	}
-	return max(at.Next, g.paused) + g.offset
+	return max(at.Next, g.paused, g.moved) + g.offset
 }
 
 // origin returns the origin of the permits.
@@ -76,7 +77,7 @@ func (g *segment) take(n int64) {
 
 // lapsing returns how many permits are due before a time of the store's clock.
 func (g *segment) lapsing(before int64) int64 {
-	if g.left == 0 || g.permit(1) >= before {
+	if g.left == 0 || g.moved >= before || g.permit(1) >= before {
 		return 0
 	}
 	return int64(sort.Search(int(g.left), func(i int) bool { return g.permit(int64(i)+1) >= before }))
@@ -89,6 +90,24 @@ func (g *segment) permit(j int64) int64 {
 	}
 	at, _ := g.terms.After(g.cursor, j)
 	return at.Next
+}
+
+// shift delays the permits by micros, or advances them if micros is negative.
+func (g *segment) shift(micros int64) {
+	g.cursor.Next += micros
+	g.end.Next += micros
+	g.from += micros
+}
+
+// carry adds the part of a shift below a microsecond, so that the permits that are left end at the segment's end.
+func (g *segment) carry(micros float64) {
+	at := &g.cursor
+	switch at.Carry += micros; {
+	case at.Carry < 0:
+		at.Next, at.Carry = at.Next+1, at.Carry+1
+	case at.Carry >= 1:
+		at.Next, at.Carry = at.Next-1, at.Carry-1
+	}
 }
 
 // came converts the arrival of a waiter to the store's clock. The result is never too late: it uses the largest offset so far.

@@ -20,6 +20,7 @@ type Waiter[V any] struct {
 	refused    bool     // the store has refused it, or a waiter ahead of it
 	decided    bool     // it was refused or covered before
 	firm       bool     // it is a granted reservation, which no other waiter may delay
+	debt       bool     // its permits were used before: see [Schedule.Owe]
 	place      int      // position in parked, from 1; 0 if it is not parked
 	rank       int      // rank among the covered waiters; 0 if it is uncovered
 	due        int64    // when its permits are due, as of its promotion, its grant or the last walk

@@ -262,7 +262,8 @@ local function make_bucket()
         next_, carry = floor_, 0
         if c.kind == 'bursty' then stored = stored + (give - debt) / c.interval end
       end
-      seq, tail, back = seq + 1, 0, back + n
+      seq = seq + 1
+      tail, back = nonce + seq, back + n
       if stored > c.max or back > MAX then
         stored = min(stored, c.max)
         begin_epoch()
