@@ -113,7 +113,7 @@ func TestSettlements(t *testing.T) {
 	})
 	t.Logf("%d settlements, %d came back to a full bucket, %d to one that was full since", settled, clipped, full)
 	require.Greater(t, settled, 20*rounds)
-	require.Greater(t, clipped, rounds/4)
+	require.Greater(t, clipped, rounds/8)
 	require.Greater(t, full, rounds/2)
 }
 
