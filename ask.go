@@ -292,7 +292,7 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 // decideShadow decides for a shadow, without waiting. The bucket is the shadows' own: its name begins with shadowMark.
 func (l *RateLimiter) decideShadow(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
 	if permits > 0 && int64(permits) <= maxExact {
-		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, engine.Class(l.priority), int64(permits), 0))*time.Microsecond)
+		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, engine.Class(l.priority), int64(permits), 0, 0))*time.Microsecond)
 	}
 	return l.ask(ctx, reserve, permits, timeout)
 }

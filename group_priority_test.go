@@ -2,7 +2,9 @@ package tokenbucket_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,4 +108,59 @@ func TestGroupLeavesStoredPermits(t *testing.T) {
 			require.Equal(t, i == 3, d.Granted)
 		}
 	})
+}
+
+// remote is a store at a distance, which its requests and its replies take.
+type remote struct {
+	tb.MemoryStore
+	distance time.Duration
+}
+
+func (s *remote) Apply(ctx context.Context, b *tb.Batch) error {
+	time.Sleep(s.distance)
+	defer time.Sleep(s.distance)
+	return s.MemoryStore.Apply(ctx, b)
+}
+
+// Callers of the lowest priority in a process far from the store use the whole rate, of a limiter and of a group.
+func TestLowestUsesTheRateFromFarAway(t *testing.T) {
+	for _, kind := range []string{"limiter", "all", "any"} {
+		for _, distance := range []time.Duration{20 * time.Millisecond, 50 * time.Millisecond} {
+			t.Run(fmt.Sprintf("%s from %v", kind, distance), func(t *testing.T) {
+				far(t, func(t *testing.T) {
+					l, err := tb.NewSmoothBursty("x", 200, tb.WithMaxPermits(1), tb.WithStore(&remote{distance: distance}), tb.WithPriority(tb.Lowest))
+					require.NoError(t, err)
+					acquire := func(ctx context.Context) error { _, err := l.Acquire(ctx, 1); return err }
+					switch kind {
+					case "all":
+						g, err := tb.All(l)
+						require.NoError(t, err)
+						acquire = func(ctx context.Context) error { _, err := g.Acquire(ctx, 1); return err }
+					case "any":
+						g, err := tb.Any(l)
+						require.NoError(t, err)
+						acquire = func(ctx context.Context) error { _, _, err := g.Acquire(ctx, 1); return err }
+					}
+					ctx, cancel := context.WithCancel(t.Context())
+					var callers sync.WaitGroup
+					var served atomic.Int64
+					for range 400 {
+						callers.Go(func() {
+							for acquire(ctx) == nil {
+								served.Add(1)
+							}
+						})
+					}
+					time.Sleep(2 * time.Second)
+					before := served.Load()
+					time.Sleep(4 * time.Second)
+					used := float64(served.Load()-before) / 800
+					cancel()
+					callers.Wait()
+					t.Logf("%.1f %% of the rate used", 100*used)
+					require.GreaterOrEqual(t, used, 0.97)
+				})
+			})
+		}
+	}
 }

@@ -260,7 +260,7 @@ func (a *actor) depart() {
 		floor := a.floor
 		for w := a.line.Uncovered(); w != nil && len(askers) < 256; w = w.Following() {
 			cost := engine.CostFromCold(&a.terms.setting.terms, w.Permits)
-			reach := engine.LookAhead(&a.terms.setting.terms, floor.Next(a.class, w.Permits), w.Permits, ahead)
+			reach := engine.LookAhead(&a.terms.setting.terms, floor.Next(a.class, w.Permits), w.Permits, ahead, a.offset.Trip())
 			if len(askers) > first && ahead > 2*budget {
 				break
 			}
@@ -370,6 +370,9 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 		} else if !refused {
 			refused = true
 			a.line.Refused(a.now, engine.Horizon(&a.terms.setting.terms), g.WaitMicros-reaches[i], a.random.Float64())
+			if a.free > a.now {
+				a.line.AskBy(a.free - a.offset.Trip())
+			}
 			a.floor.Earn(&a.terms.setting.terms, a.class, a.share, a.free-a.now, w.Permits, a.now)
 		}
 	}

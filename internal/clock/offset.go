@@ -9,6 +9,7 @@ import "slices"
 // safe for concurrent use.
 type Offset struct {
 	recent [4]int64 // a ring of the latest differences
+	trips  [4]int64 // the durations of their round trips
 	n      int      // replies observed
 }
 
@@ -18,7 +19,7 @@ func (o *Offset) Observe(difference, trip int64) {
 	if o.n > 0 && o.Micros() < difference-trip {
 		o.n = 0
 	}
-	o.recent[o.n%len(o.recent)] = difference
+	o.recent[o.n%len(o.recent)], o.trips[o.n%len(o.trips)] = difference, trip
 	o.n++
 }
 
@@ -28,4 +29,13 @@ func (o *Offset) Micros() int64 {
 		return 0
 	}
 	return slices.Min(o.recent[:min(o.n, len(o.recent))])
+}
+
+// Trip returns the shortest of the last few round trips, or 0 before the first reply. A longer one shows that a server or this process was
+// busy or stopped, rather than how far away the server is.
+func (o *Offset) Trip() int64 {
+	if o.n == 0 {
+		return 0
+	}
+	return slices.Min(o.trips[:min(o.n, len(o.trips))])
 }

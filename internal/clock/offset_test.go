@@ -25,3 +25,13 @@ func TestOffset(t *testing.T) {
 	show(900_000, 1200, 900_000) // a clock was set: the difference exceeds the round trip
 	show(-5000, 1200, -5000)     // and back
 }
+
+// A round trip that takes longer than those shortly before says nothing about the distance.
+func TestOffsetTrip(t *testing.T) {
+	var o Offset
+	require.Zero(t, o.Trip())
+	for i, trip := range []int64{100, 3_000_000, 90, 200, 300, 300, 300} {
+		o.Observe(50, trip)
+		require.Equal(t, []int64{100, 100, 90, 90, 90, 90, 200}[i], o.Trip())
+	}
+}

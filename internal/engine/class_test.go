@@ -15,14 +15,14 @@ func TestPartOfAProcess(t *testing.T) {
 	terms := &permit.Terms{Interval: 1000}
 	for n := 1; n <= 50; n *= 5 {
 		for _, c := range []Class{Low, Lowest} {
-			debt := int64(float64(Normal.reach(terms)) * float64(n) / (float64(n) + 0.5))
+			debt := int64(float64(Normal.reach(terms, 0)) * float64(n) / (float64(n) + 0.5))
 			require.InDelta(t, 1/float64(n), part(terms, c, debt), 0.001, "%d processes of Normal above %v", n, c)
 		}
-		debt := int64(float64(Low.reach(terms)) * float64(n) / (float64(n) + 0.5))
+		debt := int64(float64(Low.reach(terms, 0)) * float64(n) / (float64(n) + 0.5))
 		require.InDelta(t, 1/float64(n), part(terms, Lowest, debt), 0.001, "%d processes of Low above Lowest", n)
 	}
 	slow := &permit.Terms{Interval: 200_000}
-	require.InDelta(t, 0.25, part(slow, Low, Normal.reach(slow)), 0.001, "one permit, of four in the debt")
+	require.InDelta(t, 0.25, part(slow, Low, Normal.reach(slow, 0)), 0.001, "one permit, of four in the debt")
 	require.InDelta(t, 1, part(slow, Lowest, 0), 0, "without a debt")
 }
 
@@ -73,8 +73,23 @@ func TestLookAheadOfClasses(t *testing.T) {
 	} {
 		bucket := terms(interval, 0)
 		for c := Normal; c < Classes; c++ {
-			require.InDelta(t, want[c], LookAhead(bucket, c, 1, 0), 1, "%v, %v", c, interval)
-			require.GreaterOrEqual(t, LookAhead(bucket, c, 1, 2_000_000_000), int64(0))
+			require.InDelta(t, want[c], LookAhead(bucket, c, 1, 0, 0), 1, "%v, %v", c, interval)
+			require.GreaterOrEqual(t, LookAhead(bucket, c, 1, 2_000_000_000, 0), int64(0))
+		}
+	}
+}
+
+// From far away a lower class looks ahead two round trips, but never farther than the highest class.
+func TestLookAheadKnowsItsRoundTrip(t *testing.T) {
+	bucket := terms(50*time.Millisecond, 0)
+	for trip, want := range map[int64][Classes]int64{
+		40_000:    {1_000_000, 300_000, 100_000},
+		100_000:   {1_000_000, 300_000, 200_000},
+		200_000:   {1_000_000, 400_000, 400_000},
+		3_000_000: {1_000_000, 1_000_000, 1_000_000},
+	} {
+		for c := range Classes {
+			require.InDelta(t, want[c], LookAhead(bucket, c, 1, 0, trip), 1, "%v, %v", c, trip)
 		}
 	}
 }

@@ -185,7 +185,7 @@ func (o *outbox) addRefunds(f *flight) (all bool) {
 // addCalls adds calls to a batch. It reports whether all of them fit. since is when callers began to wait for the store.
 func (o *outbox) addCalls(f *flight, since time.Duration, now int64) (all bool) {
 	var reads []*Call
-	look := lookAhead{class: o.queue.class, floor: o.queue.floor, horizon: Horizon(f.limiter.Effective())}
+	look := lookAhead{class: o.queue.class, floor: o.queue.floor, horizon: Horizon(f.limiter.Effective()), trip: o.view.offset.Trip()}
 	w := o.queue.asker(now)
 	if w != nil {
 		look.ahead, look.stored = o.queue.owned(now, 4*look.horizon), o.view.stored
@@ -258,6 +258,7 @@ type lookAhead struct {
 	class   Class
 	floor   Floor // the credit that is left
 	horizon int64
+	trip    int64 // duration of a round trip
 	stored  int64 // stored permits of the bucket, which take no time
 	ahead   int64 // time that the process owns, or asks for
 	counted int64 // ahead when most was computed
@@ -272,7 +273,7 @@ func (a *lookAhead) bound(q *Call, r *permit.Request) (more bool) {
 	t := q.limiter.Effective()
 	c := a.floor.Next(a.class, q.Permits)
 	if a.permits != q.Permits || a.of != c || a.ahead-a.counted > a.horizon/16 {
-		a.permits, a.of, a.counted, a.most = q.Permits, c, a.ahead, LookAhead(t, c, q.Permits, a.ahead)
+		a.permits, a.of, a.counted, a.most = q.Permits, c, a.ahead, LookAhead(t, c, q.Permits, a.ahead, a.trip)
 	}
 	q.bounded = r.MaxWaitMicros < a.most && !q.promised()
 	r.MaxWaitMicros = min(r.MaxWaitMicros, a.most)

@@ -350,9 +350,12 @@ func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
 func (q *queue) refused(w *Call, beyond, received, now int64) {
 	t := w.limiter.Effective()
 	if w.bounded { // it was asked for within its timeout, and waits for its turn
-		beyond = max(0, beyond+w.remaining(now)-LookAhead(t, q.class, w.Permits, q.owned(now, 4*Horizon(t))))
+		beyond = max(0, beyond+w.remaining(now)-LookAhead(t, q.class, w.Permits, q.owned(now, 4*Horizon(t)), q.view.offset.Trip()))
 	}
 	q.line.Refused(received, Horizon(t), beyond, rand.Float64())
+	if free := q.view.free; free > received { // the next grants arrive before the bucket runs dry
+		q.line.AskBy(free - q.view.offset.Trip())
+	}
 	q.floor.Earn(t, q.class, w.limiter.Floor, q.view.free-received, w.Permits, now)
 	if w.promised() {
 		q.line.AskAfter(received + retryMicros)
@@ -413,7 +416,7 @@ func (q *queue) askSooner(out *permit.Outcome, now int64) {
 	}
 	t := q.view.terms.Terms
 	wait, ok := Wait(t, out.Bucket.Balance, out.NowMicros, w.Permits)
-	if ok && wait <= LookAhead(t, q.class, w.Permits, q.owned(now, 4*Horizon(t))) {
+	if ok && wait <= LookAhead(t, q.class, w.Permits, q.owned(now, 4*Horizon(t)), q.view.offset.Trip()) {
 		q.line.AskNow()
 	}
 }

@@ -40,14 +40,15 @@ func Horizon(t *permit.Terms) int64 {
 }
 
 // LookAhead returns the longest wait with which a process may ask for n permits for callers of a class, while it owns ahead microseconds of
-// the bucket's future time for that class. That is the horizon, less the time of one permit, less the share of the horizon that the class
-// yields, less half of the owned time. Under PayNow the request's own cost is added.
+// the bucket's future time for that class, and a round trip takes trip microseconds. That is the horizon, less the time of one permit, less
+// the share of the horizon that the class yields, less half of the owned time. Under PayNow the request's own cost is added. See reach for a
+// process far from the store.
 //
 // The look-ahead is the same for large and small requests. So processes own equal time, and equal time is equal rate, whatever their
 // distance from the store. At full demand the debt of the bucket settles where the look-ahead of the highest class ends. That of a lower
 // class is shorter, so it finds no time of the bucket within it, and gets what the higher class leaves.
-func LookAhead(t *permit.Terms, c Class, n, ahead int64) int64 {
-	most := c.reach(t) - ahead/2
+func LookAhead(t *permit.Terms, c Class, n, ahead, trip int64) int64 {
+	most := c.reach(t, trip) - ahead/2
 	if !t.PayLater {
 		most += CostFromCold(t, n)
 	}

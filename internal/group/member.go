@@ -172,6 +172,7 @@ type look struct {
 	counted int64 // ahead when most was computed
 	permits int64 // for which most was computed
 	most    int64 // the longest wait of a request
+	trip    int64 // duration of a round trip
 	stored  int64 // stored permits that are left, which take no time
 	terms   *permit.Terms
 	own     engine.Class
@@ -182,7 +183,7 @@ type look struct {
 // look returns the bound of the next batch, while the process owns ahead microseconds of the bucket's future time.
 func (m *member) look(ahead int64) look {
 	t := m.effective()
-	return look{terms: t, horizon: engine.Horizon(t), ahead: ahead, stored: m.stored, own: m.Limiter.Coordinator.Class, floor: m.floor}
+	return look{terms: t, horizon: engine.Horizon(t), ahead: ahead, trip: m.offset.Trip(), stored: m.stored, own: m.Limiter.Coordinator.Class, floor: m.floor}
 }
 
 // tells reports whether a refusal tells a member's wait rather than another's: for permit.All the longest, for permit.Any the shortest.
@@ -199,14 +200,14 @@ func (l *look) reach(n int64) int64 {
 	if l.own == engine.Normal {
 		return permit.MaxExact
 	}
-	return engine.LookAhead(l.terms, l.floor.Next(l.own, n), n, 0)
+	return engine.LookAhead(l.terms, l.floor.Next(l.own, n), n, 0, l.trip)
 }
 
 // bound returns the longest wait of a request of a waiter. It reports whether there is any use in asking for another waiter. The wait is computed
 // again in steps, so most requests of a batch are equal.
 func (l *look) bound(permits int64) (most int64, more bool) {
 	if c := l.floor.Next(l.own, permits); l.permits != permits || l.class != c || l.ahead-l.counted > l.horizon/16 {
-		l.permits, l.class, l.counted, l.most = permits, c, l.ahead, engine.LookAhead(l.terms, c, permits, l.ahead)
+		l.permits, l.class, l.counted, l.most = permits, c, l.ahead, engine.LookAhead(l.terms, c, permits, l.ahead, l.trip)
 	}
 	if l.stored -= permits; l.stored < 0 {
 		l.ahead += engine.CostFromCold(l.terms, min(-l.stored, permits))

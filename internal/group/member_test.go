@@ -119,7 +119,7 @@ func TestMemberLook(t *testing.T) {
 	m := memberOf(b)
 	m.stored = 2
 	l := m.look(0)
-	want := engine.LookAhead(b.terms, engine.Normal, 1, 0)
+	want := engine.LookAhead(b.terms, engine.Normal, 1, 0, 0)
 	for range 3 {
 		most, more := l.bound(1)
 		require.Equal(t, want, most)

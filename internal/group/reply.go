@@ -337,13 +337,16 @@ func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 
 // refused plans the next attempt for the waiters. first is the row of the first that was refused.
 func (r *reply) refused(first int) {
-	pause, beyond, least := 0.0, int64(0), int64(math.MaxInt64)
+	pause, beyond, least, by := 0.0, int64(0), int64(math.MaxInt64), int64(math.MaxInt64)
 	for m, request := range r.decided(first) {
 		over := request.Grant.WaitMicros - request.MaxWaitMicros
 		if request.Grant.OK || over <= 0 {
 			continue
 		}
 		r.members[m].heldBack(request.Permits, r.now)
+		if to := &r.members[m]; to.free > r.now { // see engine's queue.refused
+			by = min(by, to.free-to.offset.Trip())
+		}
 		if pause = max(pause, float64(engine.Horizon(r.members[m].effective()))/20); over > beyond {
 			r.queue.refuser = m
 		}
@@ -355,7 +358,7 @@ func (r *reply) refused(first int) {
 	chance := rand.Float64()
 	pause = max(pause, 50_000)
 	beyond = beyond * 2 / 3
-	r.queue.postpone(r.now+min(max(int64(pause*(0.5+chance)), beyond+int64(pause*chance)), retryMost), r.now)
+	r.queue.postpone(min(by, r.now+min(max(int64(pause*(0.5+chance)), beyond+int64(pause*chance)), retryMost)), r.now)
 }
 
 // retryMost is the longest pause before waiters ask again.
@@ -392,5 +395,5 @@ func (r *reply) fits(m int, permits int64) bool {
 	out, to := &r.batch[m].Outcome, &r.members[m]
 	t, n := to.effective(), permits*to.Weight
 	wait, ok := engine.Wait(t, out.Bucket.Balance, out.NowMicros, n)
-	return ok && wait <= engine.LookAhead(t, to.Limiter.Coordinator.Class, n, r.queue.ahead(m, r.now))
+	return ok && wait <= engine.LookAhead(t, to.Limiter.Coordinator.Class, n, r.queue.ahead(m, r.now), to.offset.Trip())
 }

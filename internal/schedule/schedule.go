@@ -466,6 +466,10 @@ func (s *Schedule[V]) AskAt() (at int64, ok bool) { return s.askAt, s.first != n
 // AskAfter postpones the next request for uncovered waiters until a time.
 func (s *Schedule[V]) AskAfter(at int64) { s.askAt = max(s.askAt, at) }
 
+// AskBy lets the process ask the store for the uncovered waiters at a time, unless it does so before. The pause after a refusal is long beside
+// a short look-ahead: all that is owned may fall due during it, and without other processes the bucket would be idle then.
+func (s *Schedule[V]) AskBy(at int64) { s.askAt = min(s.askAt, at) }
+
 // AskNow lets the next batch ask for the uncovered waiters, because the bucket has room again.
 func (s *Schedule[V]) AskNow() { s.askAt = 0 }
 
