@@ -19,7 +19,10 @@ import (
 // A call is refused if all members refuse. That is an error if none of them could be asked, or none could ever grant it ([ErrNeverGranted]). A member that fails
 // by itself counts as one that refuses: because its store needs a repair ([ErrStoreUnusable]), or because its bucket is of another kind ([ErrInvalidConfig]) or
 // no bucket ([ErrCorruptState]). Its error, a [*MemberError], is returned if no other member grants the call.
-type Choice struct{ several }
+type Choice struct {
+	several
+	lower lower[Choice]
+}
 
 // Any returns a choice of limits of which a call must pass one. Its errors are those of [All].
 func Any(members ...Member) (*Choice, error) {
@@ -84,7 +87,11 @@ func (c *Choice) TryReserve(ctx context.Context, permits int, timeout time.Durat
 func (c *Choice) Members() []*RateLimiter { return c.limiters() }
 
 // Lost returns how many permits this choice has taken and could not give back. See [Group.Lost].
-func (c *Choice) Lost() int64 { return c.lost() }
+func (c *Choice) Lost() int64 {
+	permits := c.lost()
+	c.lower.each(func(other *Choice) { permits += other.Lost() })
+	return permits
+}
 
 // Close waits for the settlements of [GroupReservation.SettleLater] that have begun, as long as the context allows. It does not close the members.
 func (c *Choice) Close(ctx context.Context) error { return c.close(ctx) }

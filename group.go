@@ -70,7 +70,10 @@ const maxMembers = 32
 // of the members'. Each member's priority counts in its own bucket.
 //
 // A grant is a [Decision] for the observers of all members, and a refusal for that of the member which refused. All methods are safe for concurrent use.
-type Group struct{ several }
+type Group struct {
+	several
+	lower lower[Group]
+}
 
 // All returns a group of limits that a call must all pass. It must have at least one member and at most 32, of different buckets and with the same clock
 // ([WithClock]), else the error is [ErrInvalidConfig]. A limiter of [NewQuota] cannot be a member beside others: its permits would be used later than
@@ -741,7 +744,11 @@ func (g *several) limiters() (all []*RateLimiter) {
 // Lost returns how many permits this group has taken and could not give back. They lapse. On one store that happens if other processes have taken
 // permits behind those of a caller who gave up, and no other caller of this group wanted them before they were due. Members on several stores or slots also lose permits to refusals. A refund whose reply is lost counts;
 // one that gives some of its permits back does not.
-func (g *Group) Lost() int64 { return g.lost() }
+func (g *Group) Lost() int64 {
+	permits := g.lost()
+	g.lower.each(func(other *Group) { permits += other.Lost() })
+	return permits
+}
 
 func (g *several) lost() int64 {
 	g.mu.Lock()

@@ -55,14 +55,23 @@ func (g one[R]) Enter(ctx context.Context, key string) (*Admission, error) {
 
 // EnterN implements CostGate.
 func (g one[R]) EnterN(ctx context.Context, _ string, n int) (*Admission, error) {
-	if single, ok := any(g.limiter).(*tokenbucket.RateLimiter); ok { // its calls have priorities
-		r, err := Await(ctx, single, n, g.timeout)
-		if err != nil {
-			return nil, err
-		}
-		return Wait(ctx, r)
+	switch l := any(g.limiter).(type) {
+	case *tokenbucket.RateLimiter:
+		r, err := Await(ctx, l, n, g.timeout)
+		return waitUnless(ctx, r, err)
+	case *tokenbucket.Group:
+		r, err := l.ForPriority(PriorityOf(ctx)).TryReserve(ctx, n, g.timeout)
+		return waitUnless(ctx, r, err)
+	case *tokenbucket.Choice:
+		r, err := l.ForPriority(PriorityOf(ctx)).TryReserve(ctx, n, g.timeout)
+		return waitUnless(ctx, r, err)
 	}
 	r, err := g.limiter.TryReserve(ctx, n, g.timeout)
+	return waitUnless(ctx, r, err)
+}
+
+// waitUnless is Wait unless err is an error of the reservation.
+func waitUnless(ctx context.Context, r Reservation, err error) (*Admission, error) {
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,8 @@ import (
 type priorityKey struct{}
 
 // WithPriority returns a context whose calls have a priority: a gate enters them with it if it knows priorities. A *registry.Registry does, and
-// the gate of [One] for a *tokenbucket.RateLimiter. Others ignore it; in the gate of a *tokenbucket.Group each member has the priority that it
-// was made with. A limit has a priority of its own, and the lower of the two counts. So a call can lower its priority below that of its limit,
+// the gate of [One] for a *tokenbucket.RateLimiter, a *tokenbucket.Group or a *tokenbucket.Choice. Gates and limiters of your own have it by
+// [PriorityOf]. A limit, and each member of a group, has a priority of its own, and the lower of the two counts. So a call can lower its priority below that of its limit,
 // and never raise it.
 //
 // The context may be passed on: calls that a request causes have its priority.

@@ -114,3 +114,24 @@ func TestTurnsOfAGate(t *testing.T) {
 		end()
 	})
 }
+
+// The lower of the priorities of a call and of each member counts in the gate of a group or a choice, too.
+func TestPriorityOfACallOfSeveral(t *testing.T) {
+	var decided tokenbucket.Priority
+	l, err := tokenbucket.NewSmoothBursty("several", 1000, tokenbucket.WithPriority(tokenbucket.Low),
+		tokenbucket.WithObserver(tokenbucket.Observer{Decision: func(_ context.Context, d tokenbucket.Decision) { decided = d.Priority }}))
+	require.NoError(t, err)
+	all, err := tokenbucket.All(l)
+	require.NoError(t, err)
+	choice, err := tokenbucket.Any(l)
+	require.NoError(t, err)
+	for _, g := range []gate.Gate{gate.One(all, time.Second), gate.One(choice, time.Second)} {
+		for _, call := range []tokenbucket.Priority{tokenbucket.Normal, tokenbucket.Low, tokenbucket.Lowest} {
+			a, err := g.Enter(gate.WithPriority(t.Context(), call), "any")
+			require.NoError(t, err)
+			require.True(t, a.OK)
+			require.Equal(t, max(call, tokenbucket.Low), decided)
+		}
+	}
+	require.Same(t, all.ForPriority(tokenbucket.Lowest), all.ForPriority(tokenbucket.Lowest))
+}

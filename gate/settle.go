@@ -25,13 +25,14 @@ func (a *Admission) SettleLater(actual int) {
 
 type contextKey struct{}
 
-// NewContext returns a context with the admission of a call, for the code that runs the call ([FromContext]). Adapters with a
-// cost function use it.
+// NewContext returns a context with the admission of a call, for the code that runs the call ([FromContext]). All adapters
+// use it.
 func NewContext(ctx context.Context, a *Admission) context.Context {
 	return context.WithValue(ctx, contextKey{}, a)
 }
 
-// FromContext returns the admission of the call that runs under ctx; nil if there is none.
+// FromContext returns the admission of the call that runs under ctx; nil if there is none. Its Member is the bucket of a
+// tokenbucket.Choice that has admitted the call: the key of an upstream with which to send it.
 func FromContext(ctx context.Context) *Admission {
 	a, _ := ctx.Value(contextKey{}).(*Admission)
 	return a

@@ -53,11 +53,8 @@ func (s *settings) ask(r *http.Request, key string) (*gate.Admission, error) {
 	return gate.AskN(r.Context(), s.gate, key, s.cost(r))
 }
 
-// admitted returns the request whose context has the admission, if requests have costs.
-func (s *settings) admitted(r *http.Request, a *gate.Admission) *http.Request {
-	if s.cost == nil {
-		return r
-	}
+// admitted returns the request whose context has the admission.
+func admitted(r *http.Request, a *gate.Admission) *http.Request {
 	return r.WithContext(gate.NewContext(r.Context(), a))
 }
 

@@ -33,10 +33,15 @@ type RefusedError struct {
 	RetryAfter time.Duration
 	// Member is the bucket that refused, if the limiter is several (gate.Admission).
 	Member string
+	// By is the limit of the key that refused: its rate (gate.ByLimit), window, concurrency, a penalty, or a row without any calls.
+	By gate.Decider
 }
 
 func (e *RefusedError) Error() string {
-	if e.Member != "" {
+	switch {
+	case e.By != gate.ByLimit:
+		return fmt.Sprintf("%v: key %.80q: by %v: try again in %v", ErrRefused, e.Key, e.By, e.RetryAfter)
+	case e.Member != "":
 		return fmt.Sprintf("%v: key %.80q: bucket %q: try again in %v", ErrRefused, e.Key, e.Member, e.RetryAfter)
 	}
 	return fmt.Sprintf("%v: key %.80q: try again in %v", ErrRefused, e.Key, e.RetryAfter)
@@ -81,7 +86,7 @@ func (s *settings) enter(r *http.Request, key string) (*gate.Admission, error) {
 		}
 		return &gate.Admission{OK: true}, err
 	case !a.OK:
-		return a, &RefusedError{key, a.RetryAfter, a.Member}
+		return a, &RefusedError{key, a.RetryAfter, a.Member, a.By}
 	}
 	return a, nil
 }

@@ -95,7 +95,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	case err == nil:
 		defer admission.Leave()
 		m.announce(w.Header(), admission)
-		next.ServeHTTP(w, m.admitted(r, admission))
+		next.ServeHTTP(w, admitted(r, admission))
 	case refused(admission):
 		m.announce(w.Header(), admission)
 		m.refuse.ServeHTTP(w, r)

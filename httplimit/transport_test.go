@@ -445,7 +445,8 @@ func TestGateFails(t *testing.T) {
 	}
 }
 
-// The caller's request is not changed, the response is not touched, and its Request is the caller's.
+// The caller's request is not changed, the response is not touched, and its Request is the caller's with the admission in its
+// context.
 func TestTransportLeavesNoTrace(t *testing.T) {
 	r, _ := post(t)
 	before := *r
@@ -460,7 +461,8 @@ func TestTransportLeavesNoTrace(t *testing.T) {
 	require.NoError(t, err)
 	require.Same(t, upstream, response)
 	require.IsType(t, &body{}, response.Body, "not wrapped")
-	require.Same(t, r, response.Request)
+	require.NotNil(t, gate.FromContext(response.Request.Context()))
+	require.Same(t, r.URL, response.Request.URL)
 	require.Equal(t, before, *r)
 	require.Equal(t, header, r.Header)
 }

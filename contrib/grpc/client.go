@@ -36,7 +36,7 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 		return err
 	}
 	defer a.Leave()
-	err = invoker(ctx, method, req, reply, cc, opts...)
+	err = invoker(admitted(ctx, a), method, req, reply, cc, opts...)
 	c.heed(a, err)
 	c.settle(a, reply, err)
 	return err
@@ -65,7 +65,7 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 			a.Leave()
 		}
 	}()
-	stream, err := streamer(ctx, desc, cc, method, opts...)
+	stream, err := streamer(admitted(ctx, a), desc, cc, method, opts...)
 	if err != nil {
 		c.heed(a, err)
 		return nil, err

@@ -57,9 +57,9 @@ func (c *call) ask(message any) (*gate.Admission, error) {
 	return gate.AskN(c.ctx, c.gate, c.key, c.cost(c.ctx, c.method, message))
 }
 
-// admitted returns a context with the admission, if calls have costs.
-func (l *Limiter) admitted(ctx context.Context, a *gate.Admission) context.Context {
-	if l.cost == nil || a == nil {
+// admitted returns a context with the admission.
+func admitted(ctx context.Context, a *gate.Admission) context.Context {
+	if a == nil {
 		return ctx
 	}
 	return gate.NewContext(ctx, a)

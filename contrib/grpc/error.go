@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // Errors for errors.Is, where the interceptor runs. The other end of the connection gets the status only.
@@ -34,11 +35,16 @@ type Error struct {
 	RetryAfter time.Duration
 	// Member is, for a refusal, the bucket that refused, if the limiter is several (gate.Admission).
 	Member string
+	// By is, for a refusal, the limit of the key that refused (gate.Admission).
+	By gate.Decider
 	// Err is the reason: ErrRefused, an error that wraps ErrGate, a *gate.CostError, or the context's error.
 	Err error
 }
 
 func (e *Error) Error() string {
+	if e.Code == codes.ResourceExhausted && e.By != gate.ByLimit {
+		return fmt.Sprintf("%v: %s: key %.80q: by %v: retry after %v", e.Err, e.Method, e.Key, e.By, e.RetryAfter)
+	}
 	if e.Code == codes.ResourceExhausted && e.Member != "" {
 		return fmt.Sprintf("%v: %s: key %.80q: bucket %q: retry after %v", e.Err, e.Method, e.Key, e.Member, e.RetryAfter)
 	}

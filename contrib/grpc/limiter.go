@@ -185,7 +185,7 @@ func (c *call) ended(err error) error {
 
 // refused returns the error of a refusal.
 func (c *call) refused(a *gate.Admission) error {
-	return &Error{Method: c.method, Key: c.key, Code: codes.ResourceExhausted, RetryAfter: a.RetryAfter, Member: a.Member, Err: ErrRefused}
+	return &Error{Method: c.method, Key: c.key, Code: codes.ResourceExhausted, RetryAfter: a.RetryAfter, Member: a.Member, By: a.By, Err: ErrRefused}
 }
 
 func (c *call) error(code codes.Code, err error, retryAfter time.Duration) error {

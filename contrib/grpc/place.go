@@ -22,9 +22,9 @@ type clientStream struct {
 	admission *gate.Admission
 }
 
-// Context has the admission of the stream, if streams have costs.
+// Context has the admission of the stream.
 func (s *clientStream) Context() context.Context {
-	return s.call.admitted(s.ClientStream.Context(), s.admission)
+	return admitted(s.ClientStream.Context(), s.admission)
 }
 
 // hold returns the stream with an admission that ends when either side ends the stream.

@@ -35,7 +35,7 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 	if c == nil {
 		return handler(ctx, req)
 	}
-	reply, err := handler(c.admitted(ctx, a), req)
+	reply, err := handler(admitted(ctx, a), req)
 	c.settle(a, reply, err)
 	return reply, err
 }
@@ -60,10 +60,7 @@ func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.Str
 		return err
 	}
 	defer a.Leave()
-	if c.cost != nil {
-		stream = &admittedStream{stream, c.admitted(stream.Context(), a)}
-	}
-	return handler(srv, stream)
+	return handler(srv, &admittedStream{stream, admitted(stream.Context(), a)})
 }
 
 // serverStream takes a permit for each message. A message is in progress until the service asks for the next one, or returns.
@@ -96,11 +93,11 @@ func (s *serverStream) RecvMsg(m any) error {
 	return nil
 }
 
-// Context has the admission of the last message, if messages have costs.
+// Context has the admission of the last message.
 func (s *serverStream) Context() context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.call.admitted(s.ServerStream.Context(), s.admission)
+	return admitted(s.ServerStream.Context(), s.admission)
 }
 
 // holds ends the admission of the last message, and keeps that of the next.
