@@ -270,6 +270,16 @@ func (l *queue) free(g *grant, now int64) {
 	l.view.drop()
 	l.spare.add(g)
 	l.offer(now)
+	l.keepSpare(now)
+}
+
+// keepSpare ends the wait for refunds of spare grants that are not sent back now, because permits were taken behind them.
+func (l *queue) keepSpare(now int64) {
+	for _, g := range l.spare {
+		if !l.returnable(g, now) {
+			g.used()
+		}
+	}
 }
 
 // movesUp reports whether a granted call may have a grant that is due sooner. The member of a choice's reservation is fixed.

@@ -53,6 +53,7 @@ func (r *reply) settle() {
 	if r.view.show(r.flight, r.members); len(r.queue.spare) > 0 {
 		r.view.drop()
 	}
+	r.queue.keepSpare(r.now)
 	r.queue.release(r.now)
 }
 
