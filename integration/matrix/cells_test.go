@@ -38,25 +38,18 @@ const (
 var known = []struct{ one, other, item string }{
 	{"row that changes", "", "a limiter that a registry gives away does not follow its row"},
 	{"WithShadow", "", "Waiting of a shadow counts calls that have passed"},
-	{"Settle down", "Cancel", settledBesideLeaving},
-	{"Settle down", "Return", settledBesideLeaving},
-	{"Settle down", "context ends", settledBesideLeaving},
-	{"SettleLater", "Cancel", settledBesideLeaving},
-	{"SettleLater", "Return", settledBesideLeaving},
-	{"SettleLater", "context ends", settledBesideLeaving},
-	{"Cancel", "Cancel", "permits are lost if two of three callers cancel"},
 	{"All", "Return", "a group's permits that come back behind another process's lapse, those of a limiter do not"},
-	{"All", "Cancel", "a Cancel of a group's reservation now and then gets no reply"},
-	{"Any", "Cancel", "a Cancel of a group's reservation now and then gets no reply"},
-	{"SettleLater", "", overtakenBySettling},
+	{"Settle down", "Return", behindAnother},
+	{"SettleLater", "Return", behindAnother},
 	{"Settle down", "", overtakenBySettling},
+	{"SettleLater", "", overtakenBySettling},
 	{"warm-up", "Penalize", "a penalty costs a warm-up as many permits again as a cold start"},
 }
 
-const settledBesideLeaving = "a cancel beside a settlement loses permits"
+const behindAnother = "permits that are due and come back behind a settlement of another process lapse"
 
 // overtakenBySettling is only about the order: such a cell must hold in all else.
-const overtakenBySettling = "a settlement that gives permits back lets a later call pass a waiter"
+const overtakenBySettling = "after SetRate or a penalty a settlement lets a later call pass a waiter that was granted under the former terms"
 
 // isKnown returns what mends a cell, or "".
 func isKnown(a, b, wrong string) string {

@@ -69,7 +69,15 @@ var features = []feature{
 			case <-r.Ready():
 				return 1, nil
 			default:
-				return 0, r.Cancel(background)
+				if err := r.Cancel(background); err != nil {
+					return 0, err
+				}
+			}
+			select {
+			case <-r.Ready(): // it fell due in the same instant
+				return 1, nil
+			default:
+				return 0, nil
 			}
 		})
 	}},
