@@ -32,6 +32,7 @@ func (s *spec) build(name string, perSecond float64, store tb.Store) (*tb.RateLi
 	}
 	switch {
 	case s.warmup > 0 && s.quota:
+		//lint:ignore SA1019 it is the only way to ask for a quota that warms up, which is refused
 		_, quota := tb.ForQuota(int(perSecond), time.Second, 0)
 		return tb.NewSmoothWarmingUp(name, perSecond, s.warmup, append(opts, quota)...)
 	case s.warmup > 0:

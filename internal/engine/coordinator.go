@@ -458,7 +458,7 @@ func (c *Coordinator) Inspect(f func(State)) {
 	if lease != nil {
 		s.LeaseUsed = float64(lease.used.Load()) / float64(lease.permits)
 	}
-	if first := q.head(); first != nil {
+	if first := q.head(); first != nil && !first.state.over() { // a charge at the head is nobody's wait
 		s.Waiting, s.Longest = true, time.Duration(now-q.longest(first))*time.Microsecond
 		s.HeadDue, _ = first.line.DueOf(&first.Waiter)
 	}
