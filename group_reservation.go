@@ -3,19 +3,17 @@ package tokenbucket
 import (
 	"context"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // GroupReservation holds the permits that a [Group] has taken of all its members, or a [Choice] of one, or the refusal of them. Its methods are safe for
-// concurrent use.
+// concurrent use. The zero GroupReservation is a refusal by no member.
 type GroupReservation struct {
 	answer     answer
 	permits    int64 // of the request
 	retryAfter time.Duration
-	ended      atomic.Bool // settled, or being given back
 }
 
 // MemberOutcome is what was decided about one member's part of a request.
@@ -51,7 +49,7 @@ func (r *GroupReservation) RetryAfter() time.Duration { return r.retryAfter }
 // RefusedBy returns the member that refused the request; nil if the reservation is OK. If several have, it is the one with the longest wait of a group, the
 // one with the shortest of a choice.
 func (r *GroupReservation) RefusedBy() *RateLimiter {
-	if r.answer.refused < 0 {
+	if r.answer.granted || r.answer.asked == nil || r.answer.refused < 0 {
 		return nil
 	}
 	return r.answer.asked.members[r.answer.refused].member()
@@ -100,19 +98,15 @@ func (r *GroupReservation) Ready() <-chan struct{} {
 // Cancel gives the permits of all members back if the last of them is not due yet. A caller of this group behind it that wants as many takes them.
 // Otherwise they go back to the members. A member of which other permits were taken since loses them ([Group.Lost]). In all else it is [Reservation.Cancel].
 func (r *GroupReservation) Cancel(ctx context.Context) error {
-	if r.answer.call == nil || r.ended.Swap(true) {
+	if r.answer.call == nil {
 		return nil
 	}
-	gone, err := r.answer.p.Cancel(ctx, r.answer.call)
-	if !gone {
-		r.ended.Store(false) // the permits were due, so they are used, and may be settled
-	}
-	return err
+	return r.answer.p.Cancel(ctx, r.answer.call)
 }
 
 // Return is [GroupReservation.Cancel] for a call that another limit has refused before it began: permits that were due at once go back, too.
 func (r *GroupReservation) Return(ctx context.Context) error {
-	if r.answer.call == nil || r.ended.Swap(true) {
+	if r.answer.call == nil {
 		return nil
 	}
 	return r.answer.p.Return(ctx, r.answer.call)
@@ -127,7 +121,7 @@ func (r *GroupReservation) Settle(ctx context.Context, actual int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if r.ended.Swap(true) {
+	if !r.answer.p.Claim(r.answer.call) {
 		return nil
 	}
 	return r.settle(ctx, actual)
@@ -179,7 +173,7 @@ func (r *GroupReservation) SettleLater(actual int) {
 	first := r.answer.asked.members[r.answer.indexes[0]].member()
 	if err := r.settleable(actual); err != nil {
 		first.notSettled(r.permits, actual, err)
-	} else if !r.ended.Swap(true) {
+	} else if r.answer.p.Claim(r.answer.call) {
 		first.settleLater(r.permits, actual, r.settle)
 	}
 }

@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/engine"
@@ -19,7 +18,6 @@ type Reservation struct {
 
 	limiter *RateLimiter // whose Close waits for SettleLater; nil if the call passed without a bucket
 	permits int64        // of the request
-	ended   atomic.Bool  // the permits were settled, or are being given back
 }
 
 // refusedReservation returns a reservation that is not OK and could be granted after micros.
@@ -82,15 +80,10 @@ func (r *Reservation) Level() (Level, bool) {
 // refusal, or a reservation that was settled. Cancel waits for the store's reply as long as the context and the store's timeout allow ([WithStoreTimeout]). On an error the
 // permits may be lost.
 func (r *Reservation) Cancel(ctx context.Context) error {
-	if r.call == nil || r.refused || r.ended.Swap(true) {
+	if r.call == nil || r.refused {
 		return nil
 	}
-	c := r.call.Coordinator()
-	err := c.Cancel(ctx, r.call)
-	if !c.Left(r.call) { // the permits were due, so they are used, and may be settled
-		r.ended.Store(false)
-	}
-	return err
+	return r.call.Coordinator().Cancel(ctx, r.call)
 }
 
 // Overruled reports whether the reservation is OK only because its limiter is a shadow ([WithShadow]): the bucket refused the request, or
@@ -101,7 +94,7 @@ func (r *Reservation) Overruled() bool { return r.overruled }
 // too. They cannot go back if other processes have taken permits behind them that are not due yet. Permits that fell due while the caller
 // waited lapse, as with Cancel. Permits of a lease ([WithPrefetch]) go back into it, and lapse if the lease has ended.
 func (r *Reservation) Return(ctx context.Context) error {
-	if r.call == nil || r.refused || r.ended.Swap(true) {
+	if r.call == nil || r.refused {
 		return nil
 	}
 	return r.call.Coordinator().Return(ctx, r.call)

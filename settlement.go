@@ -35,7 +35,7 @@ func (r *Reservation) Settle(ctx context.Context, actual int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if r.ended.Swap(true) {
+	if !r.call.Coordinator().Claim(r.call) {
 		return nil
 	}
 	return r.settle(ctx, actual)
@@ -49,7 +49,7 @@ func checkSettled(actual int) error {
 	return nil
 }
 
-// settle sends the settlement, which the caller has claimed by ended.
+// settle sends the settlement, which the caller has claimed.
 func (r *Reservation) settle(ctx context.Context, actual int) error {
 	more, c := int64(actual)-r.permits, r.call.Coordinator()
 	if more == 0 || more < 0 && r.limiter != nil && r.limiter.quota != nil {
@@ -70,7 +70,7 @@ func (r *Reservation) SettleLater(actual int) {
 	}
 	if err := checkSettled(actual); err != nil {
 		r.limiter.notSettled(r.permits, actual, err)
-	} else if !r.ended.Swap(true) { // claimed at once, so a Cancel that follows does nothing
+	} else if r.call.Coordinator().Claim(r.call) { // at once, so a Cancel that follows does nothing
 		r.limiter.settleLater(r.permits, actual, r.settle)
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// endings is a bucket of random processes whose callers end their reservations in all ways, while its rate changes and penalties hold it back. It
+// randomEnds is a bucket of random processes whose callers end their reservations in all ways, while its rate changes and penalties hold it back. It
 // keeps every permit that a call began with, and every settlement.
-type endings struct {
+type randomEnds struct {
 	*testing.T
 	random   *rand.Rand
 	limiters []*RateLimiter // one of each process
@@ -36,9 +36,9 @@ type begun struct {
 	granted int64
 }
 
-func newEndings(t *testing.T, seed uint64) *endings {
+func newRandomEnds(t *testing.T, seed uint64) *randomEnds {
 	random := rand.New(rand.NewPCG(seed, 3))
-	w := &endings{T: t, random: random, lasts: 10 * time.Second, rate: []float64{5, 50, 1000}[random.IntN(3)], disturbs: random.IntN(2) == 0}
+	w := &randomEnds{T: t, random: random, lasts: 10 * time.Second, rate: []float64{5, 50, 1000}[random.IntN(3)], disturbs: random.IntN(2) == 0}
 	size := []float64{0, 1, 10, 100}[random.IntN(4)]
 	shared := NewMemoryStore()
 	if w.permits = 20; random.IntN(3) == 0 {
@@ -56,7 +56,7 @@ func newEndings(t *testing.T, seed uint64) *endings {
 }
 
 // begins adds permits that a call begins with now, and that were granted at a time or later.
-func (w *endings) begins(n int, granted time.Time) {
+func (w *randomEnds) begins(n int, granted time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.begun = append(w.begun, begun{event{time.Now().UnixMicro(), float64(n)}, granted.UnixMicro()})
@@ -65,7 +65,7 @@ func (w *endings) begins(n int, granted time.Time) {
 }
 
 // settles adds a settlement that is about to be sent.
-func (w *endings) settles(more int) {
+func (w *randomEnds) settles(more int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.charged += more
@@ -75,14 +75,14 @@ func (w *endings) settles(more int) {
 }
 
 // charges adds permits that were used, or taken back by nobody.
-func (w *endings) charges(n int) {
+func (w *randomEnds) charges(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.charged += n
 }
 
 // excess returns the largest excess of any window over the rate, less the permits given back since the first grant of the window.
-func (w *endings) excess() (most float64) {
+func (w *randomEnds) excess() (most float64) {
 	for i, first := range w.begun {
 		n, granted := 0.0, first.granted
 		for _, e := range w.begun[i:] {
@@ -103,7 +103,7 @@ func (w *endings) excess() (most float64) {
 }
 
 // call reserves permits once, and ends the reservation in one of all ways.
-func (w *endings) call(random *rand.Rand, l *RateLimiter) {
+func (w *randomEnds) call(random *rand.Rand, l *RateLimiter) {
 	n, asked := 1+random.IntN(w.permits), time.Now()
 	r, err := l.TryReserve(background, n, time.Duration(float64(100+random.IntN(300))/w.rate*1e9))
 	require.NoError(w, err)
@@ -111,13 +111,14 @@ func (w *endings) call(random *rand.Rand, l *RateLimiter) {
 		time.Sleep(time.Duration(random.Int64N(int64(r.RetryAfter()) + 1e6)))
 		return
 	}
-	if random.IntN(2) == 0 && w.endEarly(random, r, &n) && n == 0 {
+	early := random.IntN(2) == 0 && w.endEarly(random, r, &n)
+	if n == 0 {
 		return
 	}
 	<-r.Ready()
 	w.begins(n, asked)
 	time.Sleep(time.Duration(random.Int64N(int64(50 * time.Millisecond))))
-	if actual := random.IntN(2*n + 1); !r.ended.Load() {
+	if actual := random.IntN(2*n + 1); !early { // a reservation is settled once
 		w.settles(actual - n)
 		require.NoError(w, r.Settle(background, actual))
 	}
@@ -125,7 +126,7 @@ func (w *endings) call(random *rand.Rand, l *RateLimiter) {
 
 // endEarly cancels, returns or settles a reservation of n permits at a random time until a little after it is due. It reports whether it was not due,
 // and how many of the permits it keeps.
-func (w *endings) endEarly(random *rand.Rand, r *Reservation, n *int) bool {
+func (w *randomEnds) endEarly(random *rand.Rand, r *Reservation, n *int) bool {
 	select {
 	case <-r.Ready():
 	case <-time.After(time.Duration(random.Int64N(int64(r.Delay())*5/4 + 1))):
@@ -153,7 +154,7 @@ func (w *endings) endEarly(random *rand.Rand, r *Reservation, n *int) bool {
 }
 
 // run lets callers call, and the operator disturb, until the world ends.
-func (w *endings) run() (used, made float64) {
+func (w *randomEnds) run() (used, made float64) {
 	first, err := w.limiters[0].State(background)
 	require.NoError(w, err)
 	began := time.Now()
@@ -199,7 +200,7 @@ func TestEndsInRandomWorlds(t *testing.T) {
 	whole := 0
 	for seed := range uint64(worlds) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newEndings(t, seed)
+			w := newRandomEnds(t, seed)
 			used, made := w.run()
 			excess := w.excess()
 			spread := w.rate * time.Millisecond.Seconds() // replies of some processes take so much longer

@@ -81,10 +81,11 @@ type Seen struct {
 // promise is what a reservation returns as soon as the store has decided it.
 type promise struct {
 	seen   Seen           // the bucket after the decision
+	end    permit.End     // what its caller has done with it
 	answer chan struct{}  // closed when the reservation is granted, refused or failed; nil afterwards
 	unused *permit.Refund // of permits that were due at once, if the call that they were for does not begin; nil if there are none
 	charge bool           // the permits were used before: nobody waits until they are due
-	lease  *lease         // that the permits come from; nil if the store granted them to the call, or they were returned
+	lease  *lease         // that the permits come from; nil if the store granted them to the call
 }
 
 // calls are reused. Their channels are not: a channel made in a bubble of testing/synctest must not leave it.

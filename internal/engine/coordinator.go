@@ -284,17 +284,19 @@ func (c *Coordinator) leave(q *Call, err error) bool {
 	return true
 }
 
-// Cancel gives back the permits of a reservation that are not due yet. It waits for the store's reply if they are refunded.
+// Cancel gives back the permits of a reservation that are not due yet, unless it has ended. It waits for the store's reply if they are refunded.
 func (c *Coordinator) Cancel(ctx context.Context, q *Call) error {
-	return c.cancel(q).confirmed(ctx, &c.Config, "cancel")
+	c.mu.Lock()
+	r := c.cancel(q)
+	c.mu.Unlock()
+	return r.confirmed(ctx, &c.Config, "cancel")
 }
 
+// cancel gives up a reservation and returns its refund; nil if none is sent now. mu must be held.
 func (c *Coordinator) cancel(q *Call) *refund {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	now := c.Now()
 	c.queue.release(now)
-	if q.state != waiting {
+	if q.state != waiting || !q.promise.end.Claim(permit.GivenBack) { // permits that are due are used, and may be settled
 		return nil
 	}
 	c.queue.abandon(q, now) // ready stays open, because a cancelled reservation never falls due
@@ -312,30 +314,28 @@ func (c *Coordinator) sendBack(q *Call, now int64) (r *refund) {
 
 // Return gives back the permits of a reservation even if they were due at once, for a call that did not begin.
 func (c *Coordinator) Return(ctx context.Context, q *Call) error {
-	if r, unused := c.returnUnused(q); unused {
-		return r.confirmed(ctx, &c.Config, "cancel")
-	}
-	return c.Cancel(ctx, q)
+	return c.returned(q).confirmed(ctx, &c.Config, "cancel")
 }
 
-func (c *Coordinator) returnUnused(q *Call) (r *refund, unused bool) {
+// returned gives up a reservation and returns its refund; nil if none is sent now.
+func (c *Coordinator) returned(q *Call) (r *refund) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := q.promise
 	switch {
+	case p.lease == nil && p.unused == nil:
+		return c.cancel(q)
+	case !p.end.Claim(permit.GivenBack):
+		return nil
 	case p.lease != nil:
 		p.lease.putBack(q.Permits)
-		p.lease = nil
-		return nil, true
-	case p.unused == nil:
-		return nil, false
+		return nil
 	}
 	r = &refund{limiter: q.limiter, give: *p.unused, done: make(chan struct{})}
-	p.unused = nil
 	c.outbox.giveBack(r)
 	c.View.drop() // the next caller may have the permits
 	c.dispatch(c.Now())
-	return r, true
+	return r
 }
 
 // FromLease takes permits of a lease, unless there are waiters. It returns nil if there is no lease that has them.

@@ -17,11 +17,11 @@ func (c *Coordinator) Origin(q *Call) permit.Origin {
 	return q.Origin
 }
 
-// Left reports whether the caller of a call has given it up, so that its permits go back.
-func (c *Coordinator) Left(q *Call) bool {
+// Claim ends a granted reservation, so that its caller may settle it. It reports false if the reservation has ended before.
+func (c *Coordinator) Claim(q *Call) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return q.state == left
+	return q.promise.end.Claim(permit.Settled)
 }
 
 // Settle replaces the permits of a reservation, the estimate, by those that its call has used, at least 0. deadline is that of the context,

@@ -41,8 +41,9 @@ type Call struct {
 	due      int64
 	sent     time.Duration
 	grant    *grant
-	used     *grant // of a reservation that is due, for its settlement
-	unused   *grant // of a reservation that was due at once, for Return
+	end      permit.End // what the caller of a reservation has done with it
+	used     *grant     // of a reservation that is due, for its settlement
+	unused   *grant     // of a reservation that was due at once, for Return
 	wait     int64
 	over     int64     // of a refusal, see Result
 	member   int       // that refused the call; for permit.Any the one that it has permits of; -1 if there is none

@@ -162,39 +162,40 @@ func (p *Participant) leave(q *Call) bool {
 	return true
 }
 
-// Cancel gives back the permits of a reservation that are not due yet, and waits for the replies. It reports whether it did.
-func (p *Participant) Cancel(ctx context.Context, q *Call) (gone bool, err error) {
+// Cancel gives back the permits of a reservation that are not due yet, unless it has ended, and waits for the replies.
+func (p *Participant) Cancel(ctx context.Context, q *Call) error { return p.giveUp(ctx, q, false) }
+
+// Return gives back the permits of a reservation even if they were due at once.
+func (p *Participant) Return(ctx context.Context, q *Call) error { return p.giveUp(ctx, q, true) }
+
+// giveUp gives back the permits of a reservation that are not due yet, or were due at once if the call has not begun.
+func (p *Participant) giveUp(ctx context.Context, q *Call, unused bool) error {
 	c := &confirm{done: make(chan struct{})}
 	p.mu.Lock()
 	now := p.local.Now()
 	p.queue.release(now)
-	if gone = q.state <= owned; gone {
+	switch {
+	case q.state <= owned && q.end.Claim(permit.GivenBack): // permits that are due are used, and may be settled
 		p.queue.abandon(q, c, now)
 		p.dispatch(now)
+	case unused && q.unused != nil && q.end.Claim(permit.GivenBack):
+		q.unused.confirm = c.await(q.unused)
+		p.queue.giveBack(q.unused)
+		p.dispatch(now)
 	}
-	open := c.open
+	open, err := c.open, c.err
 	p.mu.Unlock()
 	if open == 0 {
-		return gone, nil
-	}
-	return gone, c.wait(ctx, &p.Config)
-}
-
-// Return gives back the permits of a reservation even if they were due at once.
-func (p *Participant) Return(ctx context.Context, q *Call) error {
-	p.mu.Lock()
-	if q.unused == nil {
-		p.mu.Unlock()
-		_, err := p.Cancel(ctx, q)
 		return err
 	}
-	c := &confirm{done: make(chan struct{})}
-	q.unused.confirm = c.await(q.unused)
-	p.queue.giveBack(q.unused)
-	q.unused = nil
-	p.dispatch(p.local.Now())
-	p.mu.Unlock()
 	return c.wait(ctx, &p.Config)
+}
+
+// Claim ends a granted reservation, so that its caller may settle it. It reports false if the reservation has ended before.
+func (p *Participant) Claim(q *Call) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return q.end.Claim(permit.Settled)
 }
 
 // NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.
@@ -251,13 +252,6 @@ func (p *Participant) Taken(q *Call) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return q.member
-}
-
-// Left reports whether the caller of a call has given it up.
-func (p *Participant) Left(q *Call) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return q.state == left
 }
 
 // Depart implements [transport.Source].

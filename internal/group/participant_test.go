@@ -91,14 +91,12 @@ func TestParticipantLoses(t *testing.T) {
 		s.mu.Lock()
 		s.buckets[1].seq++
 		s.mu.Unlock()
-		gone, err := p.Cancel(t.Context(), q)
-		require.NoError(t, err)
-		require.True(t, gone)
+		require.NoError(t, p.Cancel(t.Context(), q))
 		require.Equal(t, int64(4), p.Lost())
 		require.Equal(t, []int64{2, 0}, s.given())
-		gone, _ = p.Cancel(t.Context(), q)
-		require.False(t, gone)
-		require.True(t, p.Left(q))
+		require.NoError(t, p.Cancel(t.Context(), q))
+		require.False(t, p.Claim(q))
+		require.Equal(t, int64(4), p.Lost())
 	})
 }
 
