@@ -254,8 +254,8 @@ func (r *Registry) Reset(ctx context.Context, name string) error {
 	return fmt.Errorf("registry: reset %.80q: no limit with a bucket is in force for the name", name)
 }
 
-// Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. Later changes of the row may
-// replace the limiter.
+// Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. It does not follow its row: later
+// changes of the row, and the switch, do not reach it, nor a group that it is a member of.
 func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {
 	f, err := r.find(name)
 	return f.limiter, err
