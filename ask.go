@@ -16,24 +16,19 @@ type verb uint8
 
 const (
 	acquire verb = iota // waits until they are due
+	await               // waits, and may settle them
 	reserve             // returns at once
 )
 
-// String returns acquire or reserve.
-func (v verb) String() string {
-	if v == reserve {
-		return "reserve"
-	}
-	return "acquire"
-}
+// String returns acquire, await or reserve.
+func (v verb) String() string { return [...]string{"acquire", "await", "reserve"}[v] }
 
-// verdict is the outcome of a call for permits. It is small, so that it is passed in registers.
+// verdict is the outcome of a call for permits. It is passed in registers, as long as it has no more than four fields.
 type verdict struct {
 	granted     bool
 	by          Decider       // see Decision.By
 	wait        time.Duration // see Decision.Wait
-	reservation *Reservation  // of a reservation; nil if no bucket was asked
-	origin      permit.Origin // of the permits of a grant that is no reservation
+	reservation *Reservation  // of reserve, and of a grant to await; nil if no bucket was asked
 }
 
 // ask asks for permits that are due within a timeout. All calls for permits come here: TryAcquire with its timeout, Acquire without one, and
@@ -172,7 +167,11 @@ func (l *RateLimiter) neverGranted(n, maxWait int64, reply *engine.Result) error
 func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (got verdict, decided bool) {
 	c := l.limiter.Coordinator
 	if e := c.FromLease(&l.limiter, n); e != nil {
-		if got = (verdict{granted: true, by: ByPrefetch, origin: e.Origin()}); v == reserve {
+		got = verdict{granted: true, by: ByPrefetch}
+		switch v {
+		case await:
+			got.reservation = l.awaited(e.Origin())
+		case reserve:
 			var seen engine.Seen
 			r := new(Reservation)
 			r.call, seen = e.Reserved(&l.limiter, n)
@@ -232,8 +231,10 @@ func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *en
 		}
 		return verdict{}, r.Err
 	}
-	got = verdict{granted: r.Granted, wait: time.Duration(r.Wait) * time.Microsecond, origin: r.Origin}
+	got = verdict{granted: r.Granted, wait: time.Duration(r.Wait) * time.Microsecond}
 	switch {
+	case v == await && r.Granted:
+		got.reservation = l.awaited(q.Coordinator().Origin(q))
 	case v == reserve && r.Granted:
 		got.reservation = &Reservation{call: q, level: levelOf(q.Coordinator().Seen(q))}
 	case v == reserve:
@@ -244,6 +245,11 @@ func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *en
 	}
 	q.Recycle()
 	return got, err
+}
+
+// awaited returns the reservation of permits that were due when the caller received them, for their settlement.
+func (l *RateLimiter) awaited(of permit.Origin) *Reservation {
+	return &Reservation{call: engine.Reserved(&l.limiter, of, nil)}
 }
 
 // hopeless returns the error of a request that was refused, and not only because the permits are in demand: no state of the bucket grants it

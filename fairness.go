@@ -98,17 +98,19 @@ func (l *RateLimiter) ServesInTurns() bool { return l.fairness != nil }
 // Permits that are due are used: Cancel and Return give nothing back, Settle does. The reservation has a Level only if the last reply of the
 // store showed a bucket without permits.
 func (l *RateLimiter) TryAwait(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
-	v, err := l.decide(ctx, acquire, permits, timeout)
+	v, err := l.decide(ctx, await, permits, timeout)
 	level := levelOf(l.limiter.Coordinator.View.Seen())
 	switch {
 	case err != nil:
 		return nil, err
-	case v.reservation != nil: // of a shadow
+	case l.shadow:
 		return v.reservation, nil
 	case v.by == BySwitch, v.by == ByCheck, v.by == ByPolicy && v.granted: // decided without the bucket
 		return &Reservation{refused: !v.granted}, nil
 	case !v.granted:
 		return refusedReservation((v.wait - max(0, timeout)).Microseconds(), level), nil
 	}
-	return &Reservation{call: engine.Reserved(&l.limiter, v.origin, nil), level: level, limiter: l, permits: int64(permits)}, nil
+	r := v.reservation
+	r.level, r.limiter, r.permits = level, l, int64(permits)
+	return r, nil
 }

@@ -248,15 +248,17 @@ func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bo
 		b.granted(l, inForce, now)
 	}
 	var r *Reservation
-	origin := permit.Origin{Epoch: b.state.Epoch, ID: b.state.Seq}
-	if decided && v == reserve {
+	switch {
+	case v == await && granted:
+		r = l.awaited(permit.Origin{Epoch: b.state.Epoch, ID: b.state.Seq})
+	case v == reserve && decided:
 		r = l.reserved(&b.state, max(now, b.state.SeenMicros), granted, place, wait-maxWait)
 	}
 	b.mu.Unlock()
-	if granted && v == acquire && l.priority != Normal { // see Coordinator.LookAhead for reservations
+	if granted && v != reserve && l.priority != Normal { // see Coordinator.LookAhead for reservations
 		l.limiter.Coordinator.Spend(n)
 	}
-	return verdict{granted: granted, wait: time.Duration(wait) * time.Microsecond, reservation: r, origin: origin}, decided
+	return verdict{granted: granted, wait: time.Duration(wait) * time.Microsecond, reservation: r}, decided
 }
 
 // inForce returns the configuration in force if a reply has shown it, and else the limiter's own.

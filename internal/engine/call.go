@@ -208,16 +208,15 @@ type Result struct {
 	Due int64
 	// Wait is, for a grant, the time from the decision until the permits were due; for a refusal, how long they would have taken. In
 	// microseconds.
-	Wait   int64
-	Err    error
-	Origin permit.Origin // of the permits of a grant
+	Wait int64
+	Err  error
 }
 
 // result returns the outcome of a call that has ended, or of a reservation that was decided.
 func (q *Call) result() Result {
 	r := Result{Granted: q.state == waiting || q.state == done, Due: q.due, Wait: q.wait, Err: q.err}
 	if r.Granted {
-		r.Wait, r.Origin = max(0, q.due-q.decided), q.Origin
+		r.Wait = max(0, q.due-q.decided)
 	}
 	return r
 }
