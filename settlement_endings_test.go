@@ -205,11 +205,11 @@ func TestEndsInRandomWorlds(t *testing.T) {
 			excess := w.excess()
 			spread := w.rate * time.Millisecond.Seconds() // replies of some processes take so much longer
 			require.LessOrEqual(t, excess, w.largest+spread+1e-3, "seed %d: %d processes, %v/s", seed, len(w.limiters), w.rate)
-			if len(w.limiters) == 1 && w.permits == 1 && !w.disturbs {
+			if len(w.limiters) == 1 && w.permits == 1 && !w.disturbs && w.rate < 500 { // a faster bucket is full while the callers work
 				whole++
 				require.InDelta(t, made, used, 1, "seed %d: %v/s", seed, w.rate)
 			}
 		})
 	}
-	require.Greater(t, whole, worlds/50)
+	require.Greater(t, whole, worlds/100)
 }
