@@ -203,11 +203,12 @@ func TestEndsInRandomWorlds(t *testing.T) {
 			w := newRandomEnds(t, seed)
 			used, made := w.run()
 			excess := w.excess()
-			spread := w.rate * time.Millisecond.Seconds() // replies of some processes take so much longer
+			// Requests of some processes take a millisecond longer, and so does what they learn of a settlement or a penalty.
+			spread := w.rate * 3 * time.Millisecond.Seconds()
 			require.LessOrEqual(t, excess, w.largest+spread+1e-3, "seed %d: %d processes, %v/s", seed, len(w.limiters), w.rate)
 			if len(w.limiters) == 1 && w.permits == 1 && !w.disturbs && w.rate < 500 { // a faster bucket is full while the callers work
 				whole++
-				require.InDelta(t, made, used, 1, "seed %d: %v/s", seed, w.rate)
+				require.InDelta(t, made, used, 2, "seed %d: %v/s", seed, w.rate)
 			}
 		})
 	}

@@ -34,7 +34,7 @@ func (c *Coordinator) Settle(ctx context.Context, q *Call, estimate, actual int6
 	var settlement *Call
 	switch {
 	case more > 0:
-		settlement = NewCharge(q.limiter, more, permit.MaxExact, 0)
+		settlement = NewOperation(q.limiter, &Operation{Request: permit.Request{Op: permit.Settle, Permits: more}}, deadline)
 	case more < 0:
 		settlement = NewOperation(q.limiter, &Operation{Request: permit.Request{Op: permit.Settle, Permits: more, Origin: c.Origin(q)}}, deadline)
 	default:
