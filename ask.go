@@ -199,12 +199,9 @@ func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (g
 
 // enqueue submits a call.
 func (l *RateLimiter) enqueue(ctx context.Context, v verb, n, maxWait int64) (q *engine.Call, answered <-chan struct{}) {
-	switch {
-	case l.shadow:
-		q = engine.NewCharge(&l.limiter, n, maxWait, deadlineOf(ctx))
-	case v == reserve:
+	if v == reserve {
 		q = engine.NewReservation(&l.limiter, n, maxWait, deadlineOf(ctx))
-	default:
+	} else {
 		if q = engine.NewCall(&l.limiter, n, maxWait, deadlineOf(ctx)); l.fairness != nil {
 			l.fairness.count(ctx, q)
 		}
