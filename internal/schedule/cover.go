@@ -66,13 +66,12 @@ func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits
 		if payLater {
 			permits = ahead
 		}
-		gathers := w.at != nil && w.round == s.round
 		switch due := max(now, free) + cost(permits); {
 		case s.InTurns:
-			if !gathers && s.hopeless(w, due) {
+			if !s.gathers(w) && s.hopeless(w, due) {
 				s.expire(w, due)
 			}
-		case s.tooLate(w, due) && !gathers:
+		case s.tooLate(w, due) && !s.gathers(w):
 			s.expire(w, due)
 		default:
 			ahead += w.Permits

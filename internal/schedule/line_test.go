@@ -26,10 +26,10 @@ type play struct {
 
 // After any history the sums are those of the queue, and no waiter was served before its due time, or by more than was granted.
 func TestRandomLines(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range uint64(300) {
 		p := &play{T: t, r: rand.New(rand.NewPCG(seed, 3)), clock: 1, bucket: bucket{next: interval}}
 		p.Strict = seed%2 == 0
-		p.largest = []int64{1, 3}[seed/2%2]
+		p.largest = []int64{1, 3, 8}[seed/2%3]
 		for range 200 {
 			p.clock += p.r.Int64N(interval)
 			p.bucket.next = max(p.bucket.next, p.clock)
@@ -40,7 +40,7 @@ func TestRandomLines(t *testing.T) {
 }
 
 func (p *play) event() {
-	switch p.r.IntN(10) {
+	switch p.r.IntN(11) {
 	case 0, 1:
 		w := &Waiter[int]{Permits: 1 + p.r.Int64N(p.largest), Came: p.clock, Until: Forever}
 		if p.r.IntN(3) == 0 {
@@ -72,7 +72,9 @@ func (p *play) event() {
 		p.released()
 		p.GrantTo(w, p.bucket.grant(w.Permits), p.clock)
 		p.bought += w.Permits
-		p.waiting = append(p.waiting, w)
+		if p.waiting = append(p.waiting, w); p.r.IntN(2) == 0 {
+			p.Owe(w)
+		}
 	case 8:
 		if p.Uncovered() != nil {
 			p.Refused(p.clock, 1_000_000, 0, p.r.Float64())
@@ -81,8 +83,23 @@ func (p *play) event() {
 		p.released()
 		p.Expire(p.clock)
 		require.True(p, p.Timeout() == 0 || p.Timeout() > p.clock)
+	case 10:
+		if len(p.waiting) > 0 {
+			p.shrink(p.waiting[p.r.IntN(len(p.waiting))])
+		}
 	}
 	p.released()
+}
+
+// shrink lowers what a waiter needs. If it has gathered the rest, it goes with that.
+func (p *play) shrink(w *Waiter[int]) {
+	p.released()
+	if w.Waits() && w.Permits > 1 {
+		if r := p.Shrink(w, 1+p.r.Int64N(w.Permits-1), p.clock); r.Served {
+			require.LessOrEqual(p, r.Due, p.clock)
+			p.used += w.Permits
+		}
+	}
 }
 
 // answer is what the bucket answers to a refund: it takes back its end.

@@ -293,7 +293,7 @@ func (s *Schedule[V]) Shrink(w *Waiter[V], n, now int64) (r Shrunk) {
 	w.Permits = n
 	s.walks.earn()
 	s.changes++
-	if g := w.at; g != nil && w.state == covered && g.due(n) <= now {
+	if g := w.at; s.gathers(w) && w.state == covered && g.left >= n && g.due(n) <= now {
 		r.Served, r.Due, w.Origin = true, g.due(n), g.origin()
 		s.owned -= n
 		g.take(n)
@@ -304,6 +304,10 @@ func (s *Schedule[V]) Shrink(w *Waiter[V], n, now int64) (r Shrunk) {
 	s.cover()
 	return r
 }
+
+// gathers reports whether permits are kept for a waiter that are too few for it yet, as far as the last search by earliest has shown. Those of an
+// earlier search may have been taken since.
+func (s *Schedule[V]) gathers(w *Waiter[V]) bool { return w.at != nil && w.round == s.round }
 
 // Shrunk is the result of Shrink.
 type Shrunk struct {
