@@ -199,9 +199,12 @@ func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (g
 
 // enqueue submits a call.
 func (l *RateLimiter) enqueue(ctx context.Context, v verb, n, maxWait int64) (q *engine.Call, answered <-chan struct{}) {
-	if v == reserve {
+	switch {
+	case l.shadow:
+		q = engine.NewCharge(&l.limiter, n, maxWait, deadlineOf(ctx))
+	case v == reserve:
 		q = engine.NewReservation(&l.limiter, n, maxWait, deadlineOf(ctx))
-	} else {
+	default:
 		if q = engine.NewCall(&l.limiter, n, maxWait, deadlineOf(ctx)); l.fairness != nil {
 			l.fairness.count(ctx, q)
 		}

@@ -42,3 +42,31 @@ func TestSettleMovesUp(t *testing.T) {
 	}
 	require.Zero(t, settles(t, l))
 }
+
+// Neither a charge nor a call that a shadow has let pass waits for permits, although they are not due.
+func TestNobodyWaitsForWhatWasUsed(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	store := NewMemoryStore()
+	for _, shadow := range []bool{false, true} {
+		opts := []Option{WithClock(clock), WithStore(store), WithMaxPermits(1)}
+		if shadow {
+			opts = append(opts, WithShadow())
+		}
+		l, err := NewSmoothBursty("x", 5, opts...)
+		require.NoError(t, err)
+		if shadow {
+			for range 5 {
+				ok, err := l.TryAcquire(background, 1, time.Second)
+				require.NoError(t, err)
+				require.True(t, ok)
+			}
+		} else {
+			r, err := l.Reserve(background, 1)
+			require.NoError(t, err)
+			require.NoError(t, r.Settle(background, 5))
+		}
+		calls, longest := l.Waiting()
+		require.Zero(t, calls, "shadow %v", shadow)
+		require.Zero(t, longest)
+	}
+}

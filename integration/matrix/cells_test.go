@@ -37,7 +37,6 @@ const (
 // known are the cells that do not hold yet, and what mends them. An empty name is any feature.
 var known = []struct{ one, other, item string }{
 	{"row that changes", "", "a limiter that a registry gives away does not follow its row"},
-	{"WithShadow", "", "Waiting of a shadow counts calls that have passed"},
 	{"All", "Return", "a group's permits that come back behind another process's lapse, those of a limiter do not"},
 	{"Settle down", "Return", behindAnother},
 	{"SettleLater", "Return", behindAnother},

@@ -84,7 +84,7 @@ type promise struct {
 	end    permit.End     // what its caller has done with it
 	answer chan struct{}  // closed when the reservation is granted, refused or failed; nil afterwards
 	unused *permit.Refund // of permits that were due at once, if the call that they were for does not begin; nil if there are none
-	charge bool           // the permits were used before: nobody waits until they are due
+	charge bool           // no caller waits until the permits are due
 	lease  *lease         // that the permits come from; nil if the store granted them to the call
 }
 
@@ -105,9 +105,10 @@ func NewReservation(l *Limiter, permits, timeout int64, deadline time.Duration) 
 	return q
 }
 
-// NewCharge returns a call that takes permits which were used before. It ends as soon as the store has decided it.
-func NewCharge(l *Limiter, permits int64) *Call {
-	q := NewReservation(l, permits, permit.MaxExact, 0)
+// NewCharge returns a call that takes permits which no caller waits for, as they were used before, if they are due within a timeout. It ends as soon
+// as the store has decided it.
+func NewCharge(l *Limiter, permits, timeout int64, deadline time.Duration) *Call {
+	q := NewReservation(l, permits, timeout, deadline)
 	q.promise.charge = true
 	return q
 }
@@ -150,7 +151,7 @@ func (q *Call) Recycle() {
 // reserves reports whether the call is a reservation.
 func (q *Call) reserves() bool { return q.promise != nil }
 
-// charges reports whether the call takes permits that were used before.
+// charges reports whether the call takes permits that no caller waits for.
 func (q *Call) charges() bool { return q.reserves() && q.promise.charge }
 
 // does reports whether the call is an operation of a kind.

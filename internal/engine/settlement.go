@@ -28,13 +28,18 @@ func (c *Coordinator) Claim(q *Call) bool {
 // see [Call].
 //
 // A reservation that is not due keeps its place in the queue with fewer permits, and the others go back as in Cancel. What it was gathering, and what
-// was due before, the store gives back to the bucket. More permits are charged to the bucket.
+// was due before, the store gives back to the bucket. More permits are taken from the bucket as a reservation is, and no caller waits for them.
 func (c *Coordinator) Settle(ctx context.Context, q *Call, estimate, actual int64, deadline time.Duration) Result {
 	more, r := c.shrink(q, estimate, actual)
-	if more == 0 {
+	var settlement *Call
+	switch {
+	case more > 0:
+		settlement = NewCharge(q.limiter, more, permit.MaxExact, 0)
+	case more < 0:
+		settlement = NewOperation(q.limiter, &Operation{Request: permit.Request{Op: permit.Settle, Permits: more, Origin: c.Origin(q)}}, deadline)
+	default:
 		return Result{Granted: true, Err: r.confirmed(ctx, &c.Config, "settle")}
 	}
-	settlement := NewOperation(q.limiter, &Operation{Request: permit.Request{Op: permit.Settle, Permits: more, Origin: c.Origin(q)}}, deadline)
 	got := c.Wait(ctx, settlement, c.Submit(ctx, settlement))
 	if got.Err == nil {
 		got.Err = r.confirmed(ctx, &c.Config, "settle")
