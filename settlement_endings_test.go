@@ -184,6 +184,7 @@ func (w *randomEnds) run() (used, made float64) {
 	for _, l := range w.limiters {
 		require.NoError(w, l.Close(background))
 	}
+	time.Sleep(time.Second) // the last refunds arrive
 	last, err := w.limiters[0].State(context.Background())
 	require.NoError(w, err)
 	made = float64(max(last.NextFreeTicketMicros, last.SeenMicros)-first.SeenMicros)/first.IntervalMicros + first.StoredPermits - last.StoredPermits
@@ -203,12 +204,13 @@ func TestEndsInRandomWorlds(t *testing.T) {
 			w := newRandomEnds(t, seed)
 			used, made := w.run()
 			excess := w.excess()
-			// Requests of some processes take a millisecond longer, and so does what they learn of a settlement or a penalty.
-			spread := w.rate * 3 * time.Millisecond.Seconds()
+			// Requests of some processes take a millisecond longer. And a caller may use permits that were granted to one before it, which has left: the
+			// account does not know when.
+			spread := w.rate*time.Millisecond.Seconds() + float64(w.permits)
 			require.LessOrEqual(t, excess, w.largest+spread+1e-3, "seed %d: %d processes, %v/s", seed, len(w.limiters), w.rate)
 			if len(w.limiters) == 1 && w.permits == 1 && !w.disturbs && w.rate < 500 { // a faster bucket is full while the callers work
 				whole++
-				require.InDelta(t, made, used, 2, "seed %d: %v/s", seed, w.rate)
+				require.InDelta(t, made, used, 1, "seed %d: %v/s", seed, w.rate)
 			}
 		})
 	}
