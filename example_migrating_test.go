@@ -349,7 +349,7 @@ func TestMigratingFromLimitersByKey(t *testing.T) {
 		store := tokenbucket.NewMemoryStore()
 		byKey := func() error {
 			burst := 20.0
-			source := registry.Static{{Name: "user:*", Rate: 10, MaxPermits: &burst, PerKey: true}}
+			source := registry.Static{{Name: "user:*", Rate: 10, Burst: &burst, PerKey: true}}
 			limits, err := registry.New(source, store)
 			if err != nil {
 				return err

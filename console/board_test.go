@@ -154,7 +154,7 @@ func TestRowWithoutARate(t *testing.T) {
 // A row is described with all of its bounds, whether an instance reports it or not.
 func TestRowInWords(t *testing.T) {
 	for want, row := range map[string]registry.Limit{
-		"5/s, saves up 5, at most 120 in any 5 s, at most 3 at once, waits up to 500 ms": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, WaitShare: 0.5},
+		"5/s, saves up 5, at most 120 in any 5 s, at most 3 at once, waits up to 500 ms": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, MaxWait: 500 * time.Millisecond},
 		"at most 1,000 in any 90 s":                                              {NoRate: true, Window: 90 * time.Second, WindowLimit: 1000},
 		"at most 3 at once (waits up to 2 s)":                                    {NoRate: true, Concurrent: 3, ConcurrentWait: 2 * time.Second},
 		"at most 3 at once":                                                      {NoRate: true, Concurrent: 3},

@@ -197,7 +197,9 @@ func (c *Console) names(a *editor.AuditEntry) (limit bool, of string) {
 	if values == nil {
 		values = a.From
 	}
-	_, limit = values[c.config.Editor.Columns().Rate]
+	for column := range values {
+		limit = limit || c.fieldOf(column).setting == "rate"
+	}
 	_, isSwitch := values["enabled"]
 	switch {
 	case a.Name != "" && (limit || a.Action != ""):

@@ -35,11 +35,11 @@ type table struct {
 }
 
 func newTable() *table {
-	return &table{rows: map[string]editor.Values{"/ibe/AvailFare": {"rate": editor.Text(5), "cache": nil, "status": editor.Text(1)}}}
+	return &table{rows: map[string]editor.Values{"/ibe/AvailFare": {"rate": editor.Text(5), "max_wait": nil, "disabled": editor.Text(0)}}}
 }
 
 func (t *table) Columns() sqlsource.Columns {
-	return sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "modified", Shadow: "shadow", Penalty: "penalty"}
+	return sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", MaxWait: "max_wait", Disabled: "disabled", Modified: "modified", Shadow: "shadow", Penalty: "penalty"}
 }
 
 func (t *table) at(name string) editor.Version {
@@ -50,7 +50,7 @@ func (t *table) at(name string) editor.Version {
 }
 
 func (t *table) row(name string) editor.Row {
-	r := editor.Row{Name: name, ID: "7", Version: t.at(name), Values: t.rows[name], Editable: []string{"rate", "cache", "status", "shadow", "penalty"}}
+	r := editor.Row{Name: name, ID: "7", Version: t.at(name), Values: t.rows[name], Editable: []string{"rate", "max_wait", "disabled", "shadow", "penalty"}}
 	r.Limit, _ = t.Limit(name, r.Values)
 	return r
 }
@@ -76,14 +76,16 @@ func wanted(key string) string {
 
 // Limit knows a rate and a wait.
 func (t *table) Limit(name string, values editor.Values) (l registry.Limit, err error) {
-	l = registry.Limit{Name: name, WaitShare: 0.5, Disabled: values["status"] != nil && *values["status"] == "0"}
-	for column, to := range map[string]*float64{"rate": &l.Rate, "cache": &l.WaitShare} {
+	l = registry.Limit{Name: name, MaxWait: 500 * time.Millisecond, Disabled: values["disabled"] != nil && *values["disabled"] == "1"}
+	seconds := l.MaxWait.Seconds()
+	for column, to := range map[string]*float64{"rate": &l.Rate, "max_wait": &seconds} {
 		if v := values[column]; v != nil && err == nil {
 			if *to, err = strconv.ParseFloat(*v, 64); err != nil || *to < 0 {
 				err = &registry.RowError{Row: "7", Name: name, Field: column, Value: *v, Want: wanted(column)}
 			}
 		}
 	}
+	l.MaxWait = time.Duration(seconds * float64(time.Second))
 	return l, err
 }
 
@@ -436,7 +438,7 @@ func TestChangePage(t *testing.T) {
 // A preview describes the effect of a row on the last day's traffic.
 func TestPreview(t *testing.T) {
 	c := newConsole(t, console.Config{Editor: newTable(), Source: fleettest.New(1, fleettest.Limit{Name: "/ibe/AvailFare", Rate: 5, Granted: 5, Refused: 2})})
-	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"1","cache":"0.25"}`))
+	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"1","max_wait":"0.25"}`))
 	require.Equal(t, 200, w.Code, w.Body)
 	contains(t, w, "1/s", "250 ms", "the last day", "refused")
 	w = ask(c, local("GET", "/api/preview?name=x&values="+`{"rate":"many"}`))
@@ -458,7 +460,7 @@ func (shadowed) History(context.Context, string, time.Time) (points []fleet.Poin
 // Calls that a shadow would refuse have passed: they are traffic of which a new row would refuse some.
 func TestPreviewOfAShadow(t *testing.T) {
 	c := newConsole(t, console.Config{Editor: newTable(), Source: shadowed{}})
-	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"0.5","cache":"0"}`))
+	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"0.5","max_wait":"0"}`))
 	require.Equal(t, 200, w.Code, w.Body)
 	contains(t, w, "50 %")
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
@@ -15,27 +16,32 @@ import (
 // field is a column of the table of limits. For a column that the registry does not know, only column and Label are set.
 type field struct {
 	registry.Field
-	column string
-	flag   bool // yes or no
+	column  string
+	setting string // the name of the field
+	flag    bool   // yes or no
 }
 
 // fields returns the columns of a form in its order: all but the name, which a change does not touch.
 func fields(c sqlsource.Columns) (all []field) {
-	for _, f := range registry.Fields() {
-		if name := c.Column(f.Column); name != nil && *name != "" && f.Key != "name" {
-			all = append(all, field{Field: f, column: *name, flag: f.IsFlag()})
+	for _, f := range c.Fields() {
+		if f.Setting != "name" {
+			all = append(all, field{f.Field, f.Name, f.Setting, f.IsFlag()})
 		}
 	}
 	return all
 }
 
-// fieldOf returns the field of a column. The label of an unknown column is its name.
+// fieldOf returns the field of a column, or of another name of the same field. The label of an unknown column is its name.
 func (c *Console) fieldOf(column string) field {
 	if c.config.Editor != nil {
-		for _, f := range fields(c.config.Editor.Columns()) {
-			if f.column == column {
-				return f
-			}
+		columns := c.config.Editor.Columns()
+		if f, ok := columns.Field(column); ok {
+			return field{f.Field, column, f.Setting, f.IsFlag()}
+		}
+	}
+	for _, f := range registry.Fields() {
+		if f.Key == column {
+			return field{f, column, column, f.IsFlag()}
 		}
 	}
 	return field{column: column, Field: registry.Field{Label: column}}
@@ -44,8 +50,10 @@ func (c *Console) fieldOf(column string) field {
 // formWant converts the "want" of a field's error into the words of a form. Other texts are returned as they are.
 func formWant(want string) string {
 	for _, f := range registry.Fields() {
-		if want == f.Want(registry.InTable) || want == f.Want(registry.InFile) {
-			return f.Want(registry.InForm)
+		for _, name := range f.Names() {
+			if as := f.As(name); want == as.Want(registry.InTable) || want == as.Want(registry.InFile) {
+				return as.Want(registry.InForm)
+			}
 		}
 	}
 	return want
@@ -53,14 +61,22 @@ func formWant(want string) string {
 
 // entered returns a value as the form shows it.
 func (f *field) entered(v *string) string {
-	switch {
-	case v == nil:
+	if v == nil {
 		return ""
-	case f.Scale == 0:
-		return figure.Decimal(*v)
+	}
+	if d, err := time.ParseDuration(*v); err == nil && *v != "0" {
+		switch f.Unit {
+		case "ms":
+			return figure.Decimal(strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', 9, 64))
+		case "s":
+			return figure.Decimal(strconv.FormatFloat(d.Seconds(), 'f', 9, 64))
+		}
 	}
 	n, err := strconv.ParseFloat(*v, 64)
-	if err != nil {
+	switch {
+	case f.Scale == 0:
+		return figure.Decimal(*v)
+	case err != nil:
 		return *v
 	}
 	return figure.Decimal(strconv.FormatFloat(n*f.Scale, 'f', 9, 64))
@@ -134,7 +150,7 @@ func (c *Console) differences(from, to editor.Values) (all []string) {
 	columns := c.config.Editor.Columns()
 	entry := editor.AuditEntry{From: from, To: to}
 	changed := slices.DeleteFunc(entry.Changed(), func(column string) bool {
-		return column == columns.Modified || column == columns.ID || column == columns.Name
+		return column == columns.Modified || column == columns.ID || c.fieldOf(column).setting == "name"
 	})
 	for _, f := range fields(columns) {
 		if i := slices.Index(changed, f.column); i >= 0 {
@@ -143,7 +159,7 @@ func (c *Console) differences(from, to editor.Values) (all []string) {
 		}
 	}
 	for _, column := range changed {
-		f := field{Field: registry.Field{Label: column}}
+		f := c.fieldOf(column) // of a column that the table has no longer, or that is no field
 		all = append(all, f.Label+" "+f.inWords(from[column])+" → "+f.inWords(to[column]))
 	}
 	return all

@@ -12,10 +12,10 @@ import (
 
 // TestValuesInWords: a column's value is shown in the form's unit, and as a person writes it.
 func TestValuesInWords(t *testing.T) {
-	names := sqlsource.Columns{Rate: "rate", Cache: "cache", Status: "status", Window: "window", Concurrent: "concurrent", ColdFactor: "cold"}
+	names := sqlsource.Columns{Rate: "rate", MaxWait: "max_wait", Disabled: "disabled", Window: "window", Concurrent: "concurrent", ColdFactor: "cold"}
 	for _, test := range []struct{ column, value, want string }{
-		{"rate", "50.000000", "50/s"}, {"rate", "many\n", `many\n`}, {"cache", "0.333", "333 ms"}, {"cache", "9.99", "9990 ms"}, {"cache", "-", "-"},
-		{"status", "1", "yes"}, {"status", "FALSE", "no"}, {"status", "7", "7"}, {"window", "0", "none"}, {"window", "60", "60 s"},
+		{"rate", "50.000000", "50/s"}, {"rate", "many\n", `many\n`}, {"max_wait", "0.333", "333 ms"}, {"max_wait", "9.99", "9990 ms"}, {"max_wait", "-", "-"},
+		{"disabled", "1", "yes"}, {"disabled", "FALSE", "no"}, {"disabled", "7", "7"}, {"window", "0", "none"}, {"window", "60", "60 s"},
 		{"concurrent", "0.0", "any number"}, {"cold", "3.50", "3.5"},
 	} {
 		for _, f := range fields(names) {

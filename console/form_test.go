@@ -25,17 +25,17 @@ func byAnn(e *editable, path string) *httptest.ResponseRecorder {
 // TestForm: a flag is a checkbox, a number has its unit and is as a person writes it, and no column's name is a label.
 func TestForm(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
-	e.rows.rows["/ibe/AvailFare"] = editor.Values{"rate": editor.Text("50.000000"), "cache": editor.Text("0.250"), "status": editor.Text(1), "shadow": nil}
+	e.rows.rows["/ibe/AvailFare"] = editor.Values{"rate": editor.Text("50.000000"), "max_wait": editor.Text("0.250"), "disabled": editor.Text(0), "shadow": nil}
 	w := byAnn(e, "/change?name=%2Fibe%2FAvailFare")
 	contains(t, w,
-		`<input type="checkbox" name="status" data-was="1" checked`, `<input type="checkbox" name="shadow" data-was="" data-null="yes" autocomplete`,
+		`<input type="checkbox" name="disabled" data-was="0" autocomplete`, `<input type="checkbox" name="shadow" data-was="" data-null="yes" autocomplete`,
 		`value="50"`, `data-was="50.000000"`, `<span>/s</span>`, `value="250" data-was="0.250" data-scale="1000" placeholder="500 ms"`, `<span>ms</span>`,
 		`<span id="now">50/s, saves up 50, waits up to 250 ms</span>`)
-	for _, no := range []string{"stands here as soon as", "for those who ask later", ">rate<", ">cache<"} {
+	for _, no := range []string{"stands here as soon as", "for those who ask later", ">rate<", ">max_wait<"} {
 		require.NotContains(t, w.Body.String(), no)
 	}
-	e.rows.rows["/ibe/AvailFare"]["status"] = editor.Text("7")
-	contains(t, byAnn(e, "/change?name=%2Fibe%2FAvailFare"), `<input name="status" value="7"`) // a checkbox would hide the error
+	e.rows.rows["/ibe/AvailFare"]["disabled"] = editor.Text("7")
+	contains(t, byAnn(e, "/change?name=%2Fibe%2FAvailFare"), `<input name="disabled" value="7"`) // a checkbox would hide the error
 }
 
 // TestPenaltyIsChosen: the replies that hold a row back are chosen in words. The default is NULL, and a value that is none of them is shown.
@@ -45,13 +45,13 @@ func TestPenaltyIsChosen(t *testing.T) {
 		e.rows.rows["/ibe/AvailFare"] = editor.Values{"rate": editor.Text(5), "penalty": penalty}
 		return byAnn(e, "/change?name=%2Fibe%2FAvailFare")
 	}
-	contains(t, look(nil), `Held back by<select name="penalty" data-was="" data-null="yes"`, `<option value="" selected>by default</option>`,
+	contains(t, look(nil), `Penalty<select name="penalty" data-was="" data-null="yes"`, `<option value="" selected>by default</option>`,
 		`<option value="none">no reply</option><option value="503">503 Service Unavailable</option><option value="429">429 Too Many Requests</option><option value="429,503">429 and 503</option></select>`)
 	contains(t, look(editor.Text("429,503")), `data-was="429,503"`, `<option value="429,503" selected>429 and 503</option></select>`)
 	contains(t, look(editor.Text("503 or so")), `<option value="503 or so" selected>503 or so</option></select>`)
 	e.rows.audit = []editor.AuditEntry{{ID: 1, Who: "ann", Why: "new", Name: "/a", From: editor.Values{"rate": editor.Text(5), "penalty": editor.Text("none")},
 		To: editor.Values{"rate": editor.Text(5), "penalty": nil}}}
-	contains(t, byAnn(e, "/changes"), "Held back by no reply → 503, and 429 if each key has a bucket")
+	contains(t, byAnn(e, "/changes"), "Penalty no reply → 503, and 429 if each key has a bucket")
 }
 
 // TestConflict: the response names the author of the other change, its time and reason, and the values that differ from the
@@ -63,7 +63,7 @@ func TestConflict(t *testing.T) {
 		Error   string
 		Changes []string
 	}) {
-		body := `{"name":"/ibe/AvailFare","from":"v0","was":{"rate":"5","cache":null,"status":"1"},"values":{"rate":"7"},"why":"more"}`
+		body := `{"name":"/ibe/AvailFare","from":"v0","was":{"rate":"5","max_wait":null,"disabled":"0"},"values":{"rate":"7"},"why":"more"}`
 		r := post("save", body, "X-Csrf-Token", token)
 		r.SetBasicAuth("ann", writerToken)
 		w := ask(e, r)
@@ -72,12 +72,12 @@ func TestConflict(t *testing.T) {
 		return said
 	}
 	_, err := e.rows.Change(t.Context(), editor.Change{Name: "/ibe/AvailFare", From: "v0", Who: "bob", Why: "it was too low",
-		To: editor.Values{"rate": editor.Text("9.0"), "cache": editor.Text("0.1"), "status": editor.Text(1)}})
+		To: editor.Values{"rate": editor.Text("9.0"), "max_wait": editor.Text("0.1"), "disabled": editor.Text(0)}})
 	require.NoError(t, err)
 	said := save()
-	require.Equal(t, []string{"Rate 5/s → 9/s", "Longest wait 500 ms → 100 ms"}, said.Changes)
+	require.Equal(t, []string{"Rate 5/s → 9/s", "Max wait 500 ms → 100 ms"}, said.Changes)
 	require.Regexp(t, `^The row was changed meanwhile by bob on .* UTC \(it was too low\)\. Nothing was written\.$`, said.Error)
-	e.rows.rows["/ibe/AvailFare"] = editor.Values{"rate": editor.Text(3), "cache": editor.Text("0.1"), "status": editor.Text(1)} // by hand
+	e.rows.rows["/ibe/AvailFare"] = editor.Values{"rate": editor.Text(3), "max_wait": editor.Text("0.1"), "disabled": editor.Text(0)} // by hand
 	said = save()
 	require.Equal(t, "The row was changed meanwhile. The audit table has no entry for that change. Nothing was written.", said.Error)
 	require.Contains(t, said.Changes, "Rate 5/s → 3/s")
@@ -156,5 +156,5 @@ func TestPreviewBefore(t *testing.T) {
 	require.Equal(t, "Rate -3/s: want a number of permits per second from 0.000000001 to 9 × 10^15, or 0: nothing passes", said.Error)
 	require.Empty(t, said.Text, "of a row that is rejected nothing follows")
 	require.Contains(t, said.Now, "5/s")
-	require.Equal(t, "Longest wait many: want 0 to 9,007,199,254,740 ms, or empty", look(`{"cache":"many"}`, versions{}).Error)
+	require.Equal(t, "Max wait many: want 0 to 9,007,199,254,740 ms, or empty", look(`{"max_wait":"many"}`, versions{}).Error)
 }

@@ -283,11 +283,11 @@ func describe(l *fleet.Limit) string {
 		return "no bucket"
 	}
 	means := registry.Limit{
-		Rate: c.Rate, NoRate: c.NoRate, Quota: c.Kind == fleet.Quota, Warmup: c.Warmup, ColdFactor: c.ColdFactor, WaitShare: c.Wait.Seconds(),
+		Rate: c.Rate, NoRate: c.NoRate, Quota: c.Kind == fleet.Quota, Warmup: c.Warmup, ColdFactor: c.ColdFactor, MaxWait: c.Wait,
 		Window: c.Window, WindowLimit: c.WindowLimit, Concurrent: c.Concurrent, ConcurrentWait: c.ConcurrentWait, PerKey: c.PerKey,
 	}
 	if c.MaxPermits > 0 {
-		means.MaxPermits = &c.MaxPermits
+		means.Burst = &c.MaxPermits
 	}
 	if l.Decider == "zero" {
 		means.Rate = 0

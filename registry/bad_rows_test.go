@@ -137,9 +137,9 @@ func TestRateZero(t *testing.T) {
 	source.set(zero)
 	require.NoError(t, r.Reload(ctx))
 	nothing()
-	source.set(with(zero, func(l *registry.Limit) { l.WaitShare = -1 }))
+	source.set(with(zero, func(l *registry.Limit) { l.MaxWait = -1 }))
 	require.NoError(t, r.Reload(ctx))
-	require.ErrorContains(t, &r.Stats().Rejected[0], "cache -1", "the rest of the row must be right")
+	require.ErrorContains(t, &r.Stats().Rejected[0], "max_wait -1ns", "the rest of the row must be right")
 	nothing()
 }
 

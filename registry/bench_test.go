@@ -20,8 +20,8 @@ func BenchmarkEnter(b *testing.B) {
 		limits = append(limits, row(fmt.Sprint("/ibe/", i), 1e9, 1))
 	}
 	limits = append(limits,
-		registry.Limit{Name: "/all", Row: "all", Rate: 1e9, WaitShare: 0.5, Window: time.Second, WindowLimit: 1 << 30, Concurrent: 1 << 20},
-		registry.Limit{Name: "/key/*", Row: "key", Rate: 1e9, WaitShare: 0.5, PerKey: true},
+		registry.Limit{Name: "/all", Row: "all", Rate: 1e9, MaxWait: 500 * time.Millisecond, Window: time.Second, WindowLimit: 1 << 30, Concurrent: 1 << 20},
+		registry.Limit{Name: "/key/*", Row: "key", Rate: 1e9, MaxWait: 500 * time.Millisecond, PerKey: true},
 		registry.Limit{Name: "/off", Row: "off", Disabled: true})
 	sw := killswitch.NewLocal(true)
 	r := open(b, limits, tokenbucket.NewMemoryStore(), registry.WithSwitch(sw), registry.WithLocalWindows(), registry.WithLocalSemaphores())

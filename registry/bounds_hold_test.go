@@ -71,7 +71,7 @@ func TestBoundsHold(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			size := float64(1 + random.IntN(6))
 			row := registry.Limit{
-				Name: "/a", Rate: float64(5 + random.IntN(60)), MaxPermits: &size, WaitShare: float64(random.IntN(4)) / 10, Version: 1,
+				Name: "/a", Rate: float64(5 + random.IntN(60)), Burst: &size, MaxWait: time.Duration(random.IntN(4)) * 100 * time.Millisecond, Version: 1,
 				Window: time.Duration(200+random.IntN(2000)) * time.Millisecond, WindowLimit: 3 + random.IntN(30), Concurrent: 1 + random.IntN(6),
 			}
 			if seed%3 == 2 {
@@ -108,7 +108,7 @@ func checkBounds(t *testing.T, row *registry.Limit, passed []began, note string)
 		for j := range i + 1 {
 			q := passed[i-j]
 			n, ago := float64(j+1), p.at.Sub(q.at)
-			require.LessOrEqual(t, n, *row.MaxPermits+row.Rate*(ago+2*time.Microsecond).Seconds(), "%d in %v: %s", j+1, ago, note)
+			require.LessOrEqual(t, n, *row.Burst+row.Rate*(ago+2*time.Microsecond).Seconds(), "%d in %v: %s", j+1, ago, note)
 			if ago < row.Window {
 				require.LessOrEqual(t, j+1, row.WindowLimit, "in %v: %s", ago, note)
 			}

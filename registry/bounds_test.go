@@ -24,9 +24,9 @@ func TestBadBounds(t *testing.T) {
 		change func(*registry.Limit)
 		want   string
 	}{
-		"window":            {func(l *registry.Limit) { l.Window = -1 }, "window -1ns: want a duration in whole milliseconds"},
-		"long window":       {func(l *registry.Limit) { l.Window = 36501 * 24 * time.Hour }, "window 876024h0m0s: want a duration in whole milliseconds such as 24h, 1ms to 876000h"},
-		"fraction":          {func(l *registry.Limit) { l.Window = 1500 * time.Microsecond }, "window 1.5ms: want a duration in whole milliseconds"},
+		"window":            {func(l *registry.Limit) { l.Window = -1 }, "window -1ns: want seconds to the millisecond"},
+		"long window":       {func(l *registry.Limit) { l.Window = 36501 * 24 * time.Hour }, "window 876024h0m0s: want seconds to the millisecond, 0.001 to 3153600000 (36,500 d), or a duration such as 24h"},
+		"fraction":          {func(l *registry.Limit) { l.Window = 1500 * time.Microsecond }, "window 1.5ms: want seconds to the millisecond"},
 		"no window limit":   {func(l *registry.Limit) { l.WindowLimit = 0 }, "window_limit 0: want 1 to 2147483647"},
 		"no window":         {func(l *registry.Limit) { l.Window = 0 }, "window 0s: want a length"},
 		"negative limit":    {func(l *registry.Limit) { l.WindowLimit = -1 }, "window_limit -1: want a whole number of calls, 1 to"},
@@ -82,7 +82,7 @@ func TestBoundsFollowRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := new(fake)
 		row := func(change func(*registry.Limit)) registry.Limit {
-			return bounded("/a", func(l *registry.Limit) { l.NoRate, l.Rate, l.MaxPermits = true, 0, nil }, change)
+			return bounded("/a", func(l *registry.Limit) { l.NoRate, l.Rate, l.Burst = true, 0, nil }, change)
 		}
 		source.set(row(func(*registry.Limit) {}))
 		r := openLocal(t, source, registry.WithAllowEmpty())

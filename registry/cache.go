@@ -30,7 +30,7 @@ func (c *cache) get(name string, limit *Limit) *entry {
 		return e
 	}
 	if e = c.old[name]; e == nil {
-		e = &entry{limit: *limit, version: limit.Version, wait: limit.wait(), unnamed: true}
+		e = &entry{limit: *limit, version: limit.Version, wait: limit.MaxWait, unnamed: true}
 		e.limit.Name = strings.Clone(name) // it may be part of a request
 	}
 	c.put(e)

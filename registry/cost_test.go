@@ -28,7 +28,7 @@ func TestEnterN(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := openLocal(t, registry.Static{bounded("/a", func(l *registry.Limit) {
 			size := 100.0
-			l.Rate, l.MaxPermits, l.WaitShare = 10, &size, 0
+			l.Rate, l.Burst, l.MaxWait = 10, &size, 0
 			l.Window, l.WindowLimit, l.Concurrent = time.Hour, 50, 2
 		})})
 		used := func() (stored float64, window, inside int) {
@@ -68,7 +68,7 @@ func TestEnterN(t *testing.T) {
 func TestCostIsPostponed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := openLocal(t, registry.Static{bounded("/a", func(l *registry.Limit) {
-			l.Rate, l.MaxPermits, l.WaitShare, l.Window, l.WindowLimit, l.Concurrent = 10, nil, 60, time.Hour, 50, 1
+			l.Rate, l.Burst, l.MaxWait, l.Window, l.WindowLimit, l.Concurrent = 10, nil, time.Minute, time.Hour, 50, 1
 		})})
 		began := time.Now()
 		used := func() [2]int {
@@ -100,7 +100,7 @@ func TestCostIsPostponed(t *testing.T) {
 func TestNeverGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := func(change func(*registry.Limit)) *registry.Registry {
-			return openLocal(t, registry.Static{bounded("/a", func(l *registry.Limit) { l.MaxPermits, l.WindowLimit = nil, 5 }, change)})
+			return openLocal(t, registry.Static{bounded("/a", func(l *registry.Limit) { l.Burst, l.WindowLimit = nil, 5 }, change)})
 		}
 		for name, c := range map[string]struct {
 			change func(*registry.Limit)
@@ -110,7 +110,7 @@ func TestNeverGranted(t *testing.T) {
 		}{
 			"window":         {func(l *registry.Limit) { l.Rate = 100 }, 6, tokenbucket.ErrNeverGranted, `key "/a": cost 6: want 1 to the limit of the window, 5`},
 			"window alone":   {func(l *registry.Limit) { l.NoRate, l.Rate = true, 0 }, 6, tokenbucket.ErrNeverGranted, `cost 6: want 1 to the limit of the window, 5`},
-			"rate":           {func(l *registry.Limit) { l.Rate, l.WaitShare, l.WindowLimit = 10, 0.5, 100 }, 16, tokenbucket.ErrNeverGranted, "permits 16: want a timeout of at least 600ms"},
+			"rate":           {func(l *registry.Limit) { l.Rate, l.MaxWait, l.WindowLimit = 10, 500*time.Millisecond, 100 }, 16, tokenbucket.ErrNeverGranted, "permits 16: want a timeout of at least 600ms"},
 			"rate alone":     {func(l *registry.Limit) { *l = registry.Limit{Name: "/a", Rate: 10} }, 11, tokenbucket.ErrNeverGranted, "permits 11: want a timeout of at least 100ms"},
 			"quota":          {func(l *registry.Limit) { *l = registry.Limit{Name: "/a", Rate: 10, Quota: true} }, 2, tokenbucket.ErrInvalidPermits, "permits 2: want 1"},
 			"nothing passes": {func(l *registry.Limit) { *l = registry.Limit{Name: "/a"} }, -1, tokenbucket.ErrInvalidPermits, "cost -1: want"},
@@ -152,7 +152,7 @@ func TestSettle(t *testing.T) {
 		} {
 			r := openLocal(t, registry.Static{bounded("/a", func(l *registry.Limit) {
 				size := 100.0
-				l.Rate, l.MaxPermits, l.WaitShare, l.Window, l.WindowLimit = 100, &size, 0, time.Millisecond, 1000
+				l.Rate, l.Burst, l.MaxWait, l.Window, l.WindowLimit = 100, &size, 0, time.Millisecond, 1000
 			}, c.change)})
 			require.True(t, costing(t, r, 1).OK)
 			time.Sleep(time.Second)

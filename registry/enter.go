@@ -9,7 +9,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/internal/admission"
 )
 
-// Enter blocks until a call of that name may begin, at most as long as the row's WaitShare allows. Then the Admission is OK, and the caller
+// Enter blocks until a call of that name may begin, at most as long as the row's MaxWait allows. Then the Admission is OK, and the caller
 // must call Leave when the call has ended. A refusal is an Admission that is not OK: it names the limit that refused, and takes nothing.
 // Calls pass at once while the switch is off, if the row is disabled, and if the name has no row and the policy lets it pass
 // ([WithUnknown]). Enter makes a Registry a gate.Gate.

@@ -23,7 +23,7 @@ import (
 // bounded is a row of all three: 10/s with two permits saved up, 5 in any 2 s, 3 at once, and no wait.
 func bounded(name string, change ...func(*registry.Limit)) registry.Limit {
 	two := 2.0
-	l := registry.Limit{Name: name, Row: "1", Rate: 10, MaxPermits: &two, Window: 2 * time.Second, WindowLimit: 5, Concurrent: 3, Version: 1}
+	l := registry.Limit{Name: name, Row: "1", Rate: 10, Burst: &two, Window: 2 * time.Second, WindowLimit: 5, Concurrent: 3, Version: 1}
 	for _, c := range change {
 		c(&l)
 	}
@@ -106,8 +106,8 @@ func TestEnter(t *testing.T) {
 // A call that waits for its rate holds no place meanwhile, and is refused in time if there is none at its turn: the permit goes back.
 func TestEnterWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		row := bounded("/a", func(l *registry.Limit) { l.Concurrent, l.WaitShare, l.WindowLimit = 1, 1, 100 })
-		*row.MaxPermits = 1
+		row := bounded("/a", func(l *registry.Limit) { l.Concurrent, l.MaxWait, l.WindowLimit = 1, time.Second, 100 })
+		*row.Burst = 1
 		r := openLocal(t, registry.Static{row})
 		first := enter(t, r, "/a")
 		require.True(t, first.OK)
@@ -251,7 +251,9 @@ func TestNoRate(t *testing.T) {
 // Calls of names that have nothing but a bucket, or none, are answered by Enter too.
 func TestEnterPlain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		plain := bounded("/plain", func(l *registry.Limit) { l.Window, l.WindowLimit, l.Concurrent, l.WaitShare = 0, 0, 0, 0.1 })
+		plain := bounded("/plain", func(l *registry.Limit) {
+			l.Window, l.WindowLimit, l.Concurrent, l.MaxWait = 0, 0, 0, 100*time.Millisecond
+		})
 		r := openLocal(t, registry.Static{plain, {Name: "/off", Disabled: true}}, registry.WithUnknown(registry.Default(registry.Limit{Rate: 1})))
 		began := time.Now()
 		for range 2 {
@@ -280,7 +282,7 @@ func TestEnterPlain(t *testing.T) {
 func TestRefusedByTheRateFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, counted := 1.0, 0
-		row := registry.Limit{Name: "/a", Rate: 100, MaxPermits: &one, Window: time.Hour, WindowLimit: 1000}
+		row := registry.Limit{Name: "/a", Rate: 100, Burst: &one, Window: time.Hour, WindowLimit: 1000}
 		r := open(t, registry.Static{row}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(slidingwindow.WithObserver(slidingwindow.Observer{
 			Decision: func(context.Context, slidingwindow.Decision) { counted++ },
 		})))
@@ -298,7 +300,7 @@ func TestRefusedByTheRateFirst(t *testing.T) {
 // A call whose observer panics gives back what it has taken: its place, too.
 func TestPanicOfAnObserver(t *testing.T) {
 	panics := true
-	r := openLocal(t, registry.Static{{Name: "/a", Row: "1", Rate: 1000, WaitShare: 0.5, Concurrent: 1}}, registry.WithLimiterOptions(
+	r := openLocal(t, registry.Static{{Name: "/a", Row: "1", Rate: 1000, MaxWait: 500 * time.Millisecond, Concurrent: 1}}, registry.WithLimiterOptions(
 		tokenbucket.WithObserver(tokenbucket.Observer{Decision: func(context.Context, tokenbucket.Decision) {
 			if panics {
 				panic("boom")

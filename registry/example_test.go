@@ -19,7 +19,7 @@ import (
 // Limits by name, from a fixed list; package sqlsource reads them from a table.
 func ExampleNew() {
 	limits, err := registry.New(registry.Static{
-		{Name: "/ibe/AvailFare", Rate: 5, WaitShare: 0.5},
+		{Name: "/ibe/AvailFare", Rate: 5, MaxWait: 500 * time.Millisecond},
 		{Name: "/ibe/Ticket", Rate: 1, Quota: true},
 		{Name: "/ibe/Ping", Disabled: true},
 	}, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()))
@@ -45,7 +45,7 @@ func ExampleNew() {
 
 // A row with a rate, a window and a concurrency: all must agree, and the call gives its place back when it has ended.
 func ExampleRegistry_Enter() {
-	source := registry.Static{{Name: "/ibe/Order", Rate: 5, WaitShare: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 1}}
+	source := registry.Static{{Name: "/ibe/Order", Rate: 5, MaxWait: 500 * time.Millisecond, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 1}}
 	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
 	if err != nil {
 		panic(err)

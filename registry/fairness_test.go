@@ -30,7 +30,7 @@ func TestTurnsOfARow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				none := 0.0
-				limit := registry.Limit{Name: "/a/*", Rate: 20, MaxPermits: &none, WaitShare: 0.5}
+				limit := registry.Limit{Name: "/a/*", Rate: 20, Burst: &none, MaxWait: 500 * time.Millisecond}
 				row.change(&limit)
 				r := openLocal(t, registry.Static{limit}, registry.WithLimiterOptions(
 					tokenbucket.WithFairness(func(ctx context.Context) string { return ctx.Value(tenant{}).(string) })))

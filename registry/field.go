@@ -16,9 +16,9 @@ import (
 type Notation uint8
 
 const (
-	// InTable is a cell of a database: 1 and 0 for yes and no, durations as numbers of milliseconds or seconds.
+	// InTable is a cell of a database: 1 and 0 for yes and no. Durations are numbers of seconds, or texts such as 500ms.
 	InTable Notation = iota
-	// InFile is a file, and Go: true and false, durations such as 4s.
+	// InFile is a file, and Go: true and false. Durations are as in tables.
 	InFile
 	// InForm is a form for people: numbers in the unit of the field (Field.Unit).
 	InForm
@@ -32,19 +32,18 @@ func (n Notation) String() string {
 	return fmt.Sprintf("Notation(%d)", uint8(n))
 }
 
-// Field is one field of a row. It has the names of the field in tables, files and forms, and reads, checks and compares its values.
-// [Fields] returns all of them.
+// Field is one setting of a row: its name and its texts for people, and how its values are read, checked and compared. [Fields] returns all of
+// them.
 type Field struct {
-	// Key of the field in a file, and in the errors of [Limit.Check].
+	// Key is the one name of the setting, in lower case with _ between words: the column of a created table, the key in a file, in a form, in
+	// JSON and in the errors of [Limit.Check]. The field of Limit has it in camel case (max_wait is MaxWait), a flag with hyphens.
 	Key string
-	// Column is the key of its column: a field of sqlsource.Columns. It is empty if tables have no such column.
-	Column string
-	// Default is the name of the column in a created table. It is empty if a table has the column only under a name that is given.
-	Default string
-	// Later reports whether the column came with a later release, so that a table may lack it.
-	Later bool
+	// Older are earlier names. They are still read, in tables and files, and never written.
+	Older []string
+	// Column decides which tables have a column of the setting.
+	Column Presence
 
-	// Label, Hint and Unit of the field in a form.
+	// Label, Hint and Unit of the field in a form. The label is the Key, written for people.
 	Label, Hint, Unit string
 	// Scale is the number in the form divided by the number in the table; 0 means 1.
 	Scale float64
@@ -57,6 +56,70 @@ type Field struct {
 	index    int  // in Fields
 	required bool // a cell may not be NULL
 	value    value
+	variants map[string]*Field // the field under those older names that give its values another meaning
+}
+
+// Presence is which tables have a column.
+type Presence uint8
+
+const (
+	// Required: every table has the column.
+	Required Presence = iota
+	// Optional: a table of an earlier release may lack it.
+	Optional
+	// Named: it is read, and created, only if an option names it.
+	Named
+)
+
+// String returns required, optional or named.
+func (p Presence) String() string {
+	if names := [...]string{"required", "optional", "named"}; int(p) < len(names) {
+		return names[p]
+	}
+	return fmt.Sprintf("Presence(%d)", uint8(p))
+}
+
+// Names returns the names under which the field is read: its Key, and then the older ones.
+func (f *Field) Names() []string { return append([]string{f.Key}, f.Older...) }
+
+// name returns one of Names without making the list.
+func (f *Field) name(i int) string {
+	if i == 0 {
+		return f.Key
+	}
+	return f.Older[i-1]
+}
+
+// As returns the field as one of its names has it. Its Key is that name. Under most names values mean the same; status is the opposite of
+// disabled, and warmup_ms counts milliseconds.
+func (f *Field) As(name string) Field {
+	as := *f
+	if v := f.variants[name]; v != nil {
+		as.Label, as.Hint, as.Unit, as.Scale, as.value = v.Label, v.Hint, v.Unit, v.Scale, v.value
+	}
+	as.Key, as.Older, as.variants = name, nil, nil
+	return as
+}
+
+// SameValues reports whether the values of two fields mean the same (As).
+func (f *Field) SameValues(o Field) bool {
+	return f.index == o.index && f.value.want(InTable) == o.value.want(InTable) && f.isInverted() == o.isInverted()
+}
+
+// isInverted reports whether the field is yes or no, and a yes means the opposite.
+func (f *Field) isInverted() bool {
+	v, ok := f.value.(flagValue)
+	return ok && v.inverted
+}
+
+// valueOf returns what reads the values under one of Names.
+func (f *Field) valueOf(i int) value {
+	if i > 0 && f.variants != nil {
+		if v := f.variants[f.Older[i-1]]; v != nil {
+			return v.value
+		}
+	}
+	return f.value
 }
 
 // Choice is one of the few values of a field, and its text for people.
@@ -85,51 +148,58 @@ const (
 	maxCalls  = math.MaxInt32
 )
 
-// DefaultWaitShare is the WaitShare of a row that has none.
-const DefaultWaitShare = 0.5
+// DefaultMaxWait is the MaxWait of a row that has none.
+const DefaultMaxWait = 500 * time.Millisecond
 
 // fields has all fields of a row, in the order in which they are read and in which forms show them.
 var fields = [...]Field{
-	{Key: "name", Column: "name", Default: "interfaceUrl", Label: "Name", required: true, value: nameValue{}},
-	{Key: "disabled", Column: "status", Default: "status", Label: "In force", Hint: "if not, every call passes", required: true,
-		value: flagValue{at: func(l *Limit) *bool { return &l.Disabled }, inverted: true}},
-	{Key: "shadow", Column: "shadow", Default: "shadow", Later: true, Label: "Shadow", Hint: "count calls, refuse none",
+	{Key: "name", Older: []string{"interfaceUrl"}, required: true, value: nameValue{}},
+	{Key: "disabled", Older: []string{"status"}, Hint: "every call passes", required: true,
+		value: flagValue{at: func(l *Limit) *bool { return &l.Disabled }},
+		variants: map[string]*Field{"status": {Label: "Status", Hint: "in force; if not, every call passes",
+			value: flagValue{at: func(l *Limit) *bool { return &l.Disabled }, inverted: true}}}},
+	{Key: "shadow", Column: Optional, Hint: "count calls, refuse none",
 		value: flagValue{at: func(l *Limit) *bool { return &l.Shadow }}},
-	{Key: "rate", Column: "rate", Default: "rateLimit", Label: "Rate", Hint: "0 lets nothing pass", Unit: "/s", Empty: "none", required: true,
-		value: rateValue{}},
-	{Key: "cache", Column: "cache", Default: "cache", Label: "Longest wait", Hint: "a call that would wait longer is refused", Unit: "ms",
-		Scale: 1000, Empty: "500 ms", value: waitValue{}},
-	{Key: "burst", Column: "burst", Label: "Saves up", Hint: "unused permits that may be taken later", Unit: "permits",
+	{Key: "rate", Older: []string{"rateLimit"}, Hint: "0 lets nothing pass", Unit: "/s", Empty: "none", required: true, value: rateValue{}},
+	{Key: "max_wait", Older: []string{"cache"}, Hint: "how long a call waits for its permits; one that would wait longer is refused", Unit: "ms",
+		Scale: 1000, Empty: "500 ms",
+		value: durationValue{at: func(l *Limit) *time.Duration { return &l.MaxWait }, unit: time.Second, step: time.Microsecond, most: maxWait,
+			example: "500ms"}},
+	{Key: "burst", Column: Named, Hint: "unused permits that are saved up, and may be taken later", Unit: "permits",
 		Empty: "one second's worth", value: sizeValue{}},
-	{Key: "quota", Column: "quota", Label: "Quota", Hint: "count calls in any sliding second, save nothing up",
+	{Key: "quota", Column: Named, Hint: "count calls in any sliding second, save nothing up",
 		value: flagValue{at: func(l *Limit) *bool { return &l.Quota }}},
-	{Key: "jitter", Label: "Jitter", Hint: "how unevenly calls reach the upstream", Empty: "none",
-		value: durationValue{at: func(l *Limit) *time.Duration { return &l.Jitter }, most: time.Second, example: "50ms"}},
-	{Key: "warmup", Column: "warmup_ms", Label: "Warm-up", Hint: "time until a cold upstream gets the whole rate", Unit: "ms",
-		Empty: "none", ZeroIsEmpty: true,
-		value: durationValue{at: func(l *Limit) *time.Duration { return &l.Warmup }, unit: time.Millisecond, step: time.Microsecond, most: maxWarmup, example: "4s"}},
-	{Key: "cold_factor", Column: "cold_factor", Label: "Cold factor", Hint: "how many times slower a cold upstream is", Empty: "3",
-		value: factorValue{}},
-	{Key: "window_limit", Column: "window_limit", Default: "windowLimit", Later: true, Label: "Calls in a window",
-		Hint: "that may begin in any such window", Unit: "calls", Empty: "any number", ZeroIsEmpty: true,
-		value: callsValue{func(l *Limit) *int { return &l.WindowLimit }}},
-	{Key: "window", Column: "window", Default: "window", Later: true, Label: "Window", Hint: "its length", Unit: "s", Empty: "none", ZeroIsEmpty: true,
+	{Key: "jitter", Column: Named, Hint: "how unevenly calls reach the upstream", Unit: "ms", Scale: 1000, Empty: "none",
+		value: durationValue{at: func(l *Limit) *time.Duration { return &l.Jitter }, unit: time.Second, step: time.Microsecond, most: time.Second,
+			example: "50ms"}},
+	{Key: "warmup", Older: []string{"warmup_ms"}, Column: Named, Hint: "time until a cold upstream gets the whole rate", Unit: "ms", Scale: 1000,
+		Empty: "none", ZeroIsEmpty: true, value: warmupIn(time.Second),
+		variants: map[string]*Field{"warmup_ms": {Label: "Warmup", Hint: "time until a cold upstream gets the whole rate", Unit: "ms",
+			value: warmupIn(time.Millisecond)}}},
+	{Key: "cold_factor", Column: Named, Hint: "how many times slower a cold upstream is", Empty: "3", value: factorValue{}},
+	{Key: "window_limit", Older: []string{"windowLimit"}, Column: Optional, Hint: "calls that may begin in any window", Unit: "calls",
+		Empty: "any number", ZeroIsEmpty: true, value: callsValue{func(l *Limit) *int { return &l.WindowLimit }}},
+	{Key: "window", Column: Optional, Hint: "its length", Unit: "s", Empty: "none", ZeroIsEmpty: true,
 		value: durationValue{at: func(l *Limit) *time.Duration { return &l.Window }, unit: time.Second, least: time.Millisecond, step: time.Millisecond,
 			most: maxWindow, example: "24h"}},
-	{Key: "concurrent", Column: "concurrent", Default: "concurrent", Later: true, Label: "At once", Hint: "calls that may run at the same time",
-		Unit: "calls", Empty: "any number", ZeroIsEmpty: true, value: callsValue{func(l *Limit) *int { return &l.Concurrent }}},
-	{Key: "concurrent_wait", Column: "concurrent_wait", Default: "concurrentWait", Later: true, Label: "Longest wait for a place",
-		Hint: "a call waits so long until fewer run", Unit: "ms", Scale: 1000, Empty: "none", ZeroIsEmpty: true,
+	{Key: "concurrent", Column: Optional, Hint: "calls that may run at the same time", Unit: "calls", Empty: "any number", ZeroIsEmpty: true,
+		value: callsValue{func(l *Limit) *int { return &l.Concurrent }}},
+	{Key: "concurrent_wait", Older: []string{"concurrentWait"}, Column: Optional, Hint: "how long a call waits for a place until fewer run",
+		Unit: "ms", Scale: 1000, Empty: "none", ZeroIsEmpty: true,
 		value: durationValue{at: func(l *Limit) *time.Duration { return &l.ConcurrentWait }, unit: time.Second, step: time.Microsecond, most: maxWait,
 			example: "500ms"}},
-	{Key: "penalty", Column: "penalty", Default: "penalty", Later: true, Label: "Held back by",
-		Hint:  "replies of the upstream with Retry-After; by default 503, and 429 if each key has a bucket",
+	{Key: "penalty", Column: Optional,
+		Hint:  "replies of the upstream with Retry-After that hold the limit back; by default 503, and 429 if each key has a bucket",
 		Empty: "503, and 429 if each key has a bucket", Choices: penaltyChoices, value: penaltyValue{}},
-	{Key: "per_key", Column: "per_key", Default: "perKey", Later: true, Label: "Per key", Hint: "a bucket of its own for each key",
+	{Key: "per_key", Older: []string{"perKey"}, Column: Optional, Hint: "a bucket of its own for each key",
 		value: flagValue{at: func(l *Limit) *bool { return &l.PerKey }}},
-	{Key: "priority", Column: "priority", Default: "priority", Later: true, Label: "Priority",
-		Hint:  "calls of a higher one come first; a call may lower it, never raise it",
+	{Key: "priority", Column: Optional, Hint: "calls of a higher one come first; a call may lower it, never raise it",
 		Empty: "normal", Choices: priorityChoices, value: priorityValue{}},
+}
+
+// warmupIn returns Limit.Warmup, in numbers of a unit.
+func warmupIn(unit time.Duration) durationValue {
+	return durationValue{at: func(l *Limit) *time.Duration { return &l.Warmup }, unit: unit, step: time.Microsecond, most: maxWarmup, example: "4s"}
 }
 
 // Fields returns all fields of a row, in the order of a form.
@@ -137,7 +207,8 @@ func Fields() []Field { return slices.Clone(fields[:]) }
 
 func init() {
 	for i := range fields {
-		fields[i].index = i
+		f := &fields[i]
+		f.index, f.Label = i, strings.ToUpper(f.Key[:1])+strings.ReplaceAll(f.Key[1:], "_", " ")
 	}
 }
 
@@ -188,49 +259,93 @@ func (f *Field) IsFlag() bool {
 	return ok
 }
 
-// Read sets the fields of l for which text returns a value; nil means that there is none. l has the defaults of the others; its Jitter is that
-// of quotas. Read returns the first field that is wrong and which values it accepts; nil if l is right. In a disabled row only the name can
-// be wrong: if another field is, l keeps nothing but what identifies the row. Read keeps no part of a text.
-func (l *Limit) Read(n Notation, text func(*Field) []byte) (wrong *Field, want string) {
+// Wrong is a value that a row must not have.
+type Wrong struct {
+	Field *Field
+	// Name has the value: an index in [Field.Names].
+	Name int
+	// Other has another value of the same field, if that is what is wrong: an index in [Field.Names]. Otherwise it is Name.
+	Other int
+	// Want has the values that are accepted; it is empty if Other has another value.
+	Want string
+}
+
+// Twice returns what to say about a field that has two values: the other name, and the value there.
+func Twice(name, value string) string {
+	return fmt.Sprintf("the same value as %s %s, or one of the two alone: both name one setting", name, value)
+}
+
+// Read sets the fields of l for which text returns a value, by field and index of the name (Field.Names); nil means that there is none. l has
+// the defaults of the others; its Jitter is that of quotas. Read returns what is wrong first; nil if l is right. In a row that is disabled only
+// the name can be wrong: if something else is, l keeps nothing but what identifies the row. Read keeps no part of a text.
+func (l *Limit) Read(n Notation, text func(f *Field, name int) []byte) (wrong *Wrong) {
 	var given [len(fields)]bool
 	identity := Limit{Row: l.Row, Version: l.Version}
 	for i := range fields {
 		f := &fields[i]
-		value := text(f)
 		if n == InTable && i == coldnessAt && l.Warmup == 0 {
 			continue // a table's column has it for every row
 		}
-		given[i] = value != nil
-		ok := !f.required || i == rateAt && n == InTable || i == disabledAt && n == InFile
-		if value != nil {
-			ok = f.value.read(l, value, n) && f.value.valid(l)
-		}
-		if !ok && wrong == nil {
-			wrong, want = f, f.Want(n)
+		var bad *Wrong
+		if given[i], bad = l.readField(f, n, text); bad != nil && wrong == nil {
+			wrong = bad
 		}
 		if wrong != nil && i == nameAt {
-			return wrong, want
+			return wrong
 		}
 	}
-	if n == InTable && !given[rateAt] {
+	if !given[rateAt] {
 		if l.NoRate = l.bounded(); !l.NoRate && wrong == nil {
-			wrong, want = &fields[rateAt], fields[rateAt].Want(n)
+			wrong = &Wrong{Field: &fields[rateAt], Want: fields[rateAt].Want(n)}
 		}
 	}
 	if l.NoRate {
-		l.Quota, l.WaitShare = l.Quota && given[quotaAt], 0
+		l.Quota, l.MaxWait = l.Quota && given[quotaAt], 0
 	}
 	if !l.Quota && !given[jitterAt] {
 		l.Jitter = 0
 	}
 	if wrong == nil {
-		wrong, want = l.conflict()
+		if f, want := l.conflict(); f != nil {
+			name := max(0, slices.IndexFunc(f.Names(), func(name string) bool { return text(f, slices.Index(f.Names(), name)) != nil }))
+			wrong = &Wrong{Field: f, Name: name, Other: name, Want: want}
+		}
 	}
-	if wrong != nil && wrong.index != nameAt && l.Disabled {
+	if wrong != nil && wrong.Field.index != nameAt && wrong.Field.index != disabledAt && l.Disabled {
 		identity.Name, identity.Disabled, identity.Shadow, identity.PerKey = l.Name, true, l.Shadow, l.PerKey
-		*l, wrong, want = identity, nil, ""
+		*l, wrong = identity, nil
 	}
-	return wrong, want
+	return wrong
+}
+
+// readField sets a field of l from the texts under its names, and reports whether there is one.
+func (l *Limit) readField(f *Field, n Notation, text func(f *Field, name int) []byte) (given bool, wrong *Wrong) {
+	first := 0
+	for i := range 1 + len(f.Older) {
+		t := text(f, i)
+		if t == nil {
+			continue
+		}
+		into, v := l, f.valueOf(i)
+		if given {
+			other := *l
+			into = &other
+		}
+		switch ok := v.read(into, t, n) && v.valid(into); {
+		case !ok && wrong == nil:
+			as := f.As(f.name(i))
+			wrong = &Wrong{Field: f, Name: i, Other: i, Want: as.Want(n)}
+		case given && wrong == nil && !v.same(into, l):
+			wrong = &Wrong{Field: f, Name: first, Other: i}
+		}
+		if !given {
+			given, first = true, i
+		}
+	}
+	if !given && f.required && f.index != rateAt && !(f.index == disabledAt && n == InFile) {
+		wrong = &Wrong{Field: f, Want: f.Want(n)}
+	}
+	return given, wrong
 }
 
 // rules are the values that must not stand in one row, in the order of their messages.
@@ -243,8 +358,8 @@ var rules = [...]struct {
 	{func(l *Limit) bool { return l.Quota && (l.Rate != math.Trunc(l.Rate) || l.Rate > maxCalls) }, "rate",
 		"a whole number of calls in any second, 0 to 2147483647: the row is a quota"},
 	{func(l *Limit) bool { return l.Quota && l.Warmup != 0 }, "warmup", "no value: the row is a quota"},
-	{func(l *Limit) bool { return l.Quota && l.MaxPermits != nil && !l.NoRate }, "burst", "no value: the row is a quota"},
-	{func(l *Limit) bool { return l.Warmup != 0 && l.MaxPermits != nil && !l.NoRate }, "burst",
+	{func(l *Limit) bool { return l.Quota && l.Burst != nil && !l.NoRate }, "burst", "no value: the row is a quota"},
+	{func(l *Limit) bool { return l.Warmup != 0 && l.Burst != nil && !l.NoRate }, "burst",
 		"no value: the row has a warm-up, which says what is saved up"},
 	{func(l *Limit) bool { return l.Warmup == 0 && l.ColdFactor != 0 }, "cold_factor", "no value without a warm-up"},
 	{func(l *Limit) bool { return !l.Quota && l.Jitter != 0 }, "jitter", "no value: the row is no quota"},
@@ -253,7 +368,7 @@ var rules = [...]struct {
 	{func(l *Limit) bool { return l.Concurrent == 0 && l.ConcurrentWait != 0 }, "concurrent_wait", "no value: the row limits no calls in flight"},
 	{func(l *Limit) bool { return l.NoRate && !l.bounded() }, "rate", "a rate, a window or a concurrency"},
 	{func(l *Limit) bool { return l.NoRate && l.Rate != 0 }, "rate", "0: the row has no rate"},
-	{func(l *Limit) bool { return l.NoRate && l.MaxPermits != nil }, "burst", "no value: the row has no rate"},
+	{func(l *Limit) bool { return l.NoRate && l.Burst != nil }, "burst", "no value: the row has no rate"},
 	{func(l *Limit) bool { return l.NoRate && l.Warmup != 0 }, "warmup", "no value: the row has no rate"},
 	{func(l *Limit) bool { return l.NoRate && l.Quota }, "quota", "no value: the row has no rate"},
 	{func(l *Limit) bool { return l.NoRate && l.Priority != tokenbucket.Normal }, "priority", "no value: the row has no rate"},
@@ -314,6 +429,17 @@ func ParseNumber(text string) (f float64, ok bool) {
 	return f, err == nil
 }
 
+// ParseDuration reads a duration as tables and files have it: a number of seconds such as 0.5, or a text such as 500ms. It does not check
+// bounds other than those of a time.Duration.
+func ParseDuration(text string) (d time.Duration, ok bool) {
+	if seconds, isNumber := ParseNumber(text); isNumber {
+		d := math.Round(seconds * float64(time.Second))
+		return time.Duration(d), math.Abs(d) < math.MaxInt64
+	}
+	d, err := time.ParseDuration(text)
+	return d, err == nil
+}
+
 // ParseFlag reads 1 or 0 as databases write them: also as BOOLEAN of PostgreSQL and BIT(1) of MySQL.
 func ParseFlag(text string) (on, ok bool) {
 	switch text {
@@ -349,7 +475,7 @@ func (nameValue) text(l *Limit) string {
 	return fmt.Sprintf("%.40q of %d bytes", l.Name, len(l.Name))
 }
 
-// flagValue is yes or no. A table's column may have the opposite of the Limit.
+// flagValue is yes or no. A name may have the opposite of the Limit.
 type flagValue struct {
 	at       func(*Limit) *bool
 	inverted bool
@@ -359,9 +485,8 @@ func (v flagValue) read(l *Limit, text []byte, n Notation) bool {
 	on, ok := string(text) == "true", string(text) == "true" || string(text) == "false"
 	if n == InTable {
 		on, ok = ParseFlag(string(text))
-		on = ok && on != v.inverted
 	}
-	*v.at(l) = on
+	*v.at(l) = ok && on != v.inverted
 	return ok
 }
 func (flagValue) valid(*Limit) bool       { return true }
@@ -371,7 +496,7 @@ func (flagValue) want(n Notation) string {
 	return [...]string{InTable: "0 or 1", InFile: "true or false", InForm: "yes or no"}[n]
 }
 
-// rateValue is Limit.Rate, and in a file Limit.NoRate.
+// rateValue is Limit.Rate, and in a file Limit.NoRate: "none" is the same as no rate at all.
 type rateValue struct{}
 
 func (rateValue) read(l *Limit, text []byte, n Notation) (ok bool) {
@@ -397,45 +522,28 @@ func (rateValue) want(n Notation) string {
 	return "a number of permits per second from " + least + " to " + most(n) + ", or 0: nothing passes"
 }
 
-// waitValue is Limit.WaitShare.
-type waitValue struct{}
-
-func (waitValue) read(l *Limit, text []byte, _ Notation) (ok bool) {
-	l.WaitShare, ok = ParseNumber(string(text))
-	return ok
-}
-func (waitValue) valid(l *Limit) bool   { return l.WaitShare >= 0 && l.WaitShare <= maxWait.Seconds() }
-func (waitValue) text(l *Limit) string  { return fmt.Sprint(l.WaitShare) }
-func (waitValue) same(a, b *Limit) bool { return a.WaitShare == b.WaitShare }
-func (waitValue) want(n Notation) string {
-	if n == InForm {
-		return "0 to 9,007,199,254,740 ms"
-	}
-	return "seconds, 0 to 9007199254"
-}
-
-// sizeValue is Limit.MaxPermits.
+// sizeValue is Limit.Burst.
 type sizeValue struct{}
 
 func (sizeValue) read(l *Limit, text []byte, _ Notation) bool {
 	size, ok := ParseNumber(string(text))
-	l.MaxPermits = &size
+	l.Burst = &size
 	return ok
 }
 func (sizeValue) valid(l *Limit) bool {
-	return l.MaxPermits == nil || *l.MaxPermits >= 0 && *l.MaxPermits <= maxExact
+	return l.Burst == nil || *l.Burst >= 0 && *l.Burst <= maxExact
 }
 func (sizeValue) text(l *Limit) string {
-	if l.MaxPermits == nil {
+	if l.Burst == nil {
 		return "nil"
 	}
-	return fmt.Sprint(*l.MaxPermits)
+	return fmt.Sprint(*l.Burst)
 }
 func (sizeValue) same(a, b *Limit) bool {
-	if a.MaxPermits == nil || b.MaxPermits == nil {
-		return a.MaxPermits == b.MaxPermits
+	if a.Burst == nil || b.Burst == nil {
+		return a.Burst == b.Burst
 	}
-	return *a.MaxPermits == *b.MaxPermits
+	return *a.Burst == *b.Burst
 }
 func (sizeValue) want(n Notation) string { return "a number of permits from 0 to " + most(n) }
 
@@ -453,29 +561,29 @@ func (factorValue) text(l *Limit) string   { return fmt.Sprint(l.ColdFactor) }
 func (factorValue) same(a, b *Limit) bool  { return a.ColdFactor == b.ColdFactor }
 func (factorValue) want(n Notation) string { return "a number above 1, at most " + most(n) }
 
-// durationValue is a duration: in a table a number of units, rounded to steps.
+// durationValue is a duration, as text such as 500ms or as a number of units, which is rounded to steps.
 type durationValue struct {
 	at          func(*Limit) *time.Duration
-	unit        time.Duration // of a table's number
-	step        time.Duration // the duration is a multiple of it; 0 if any duration is valid
+	unit        time.Duration // of a number
+	step        time.Duration // if least is not 0, the duration is a multiple of it
 	least, most time.Duration // bounds of the duration; 0 is valid, too
 	example     string
 }
 
 func (v durationValue) read(l *Limit, text []byte, n Notation) bool {
 	d := v.at(l)
-	if n == InTable {
-		number, ok := ParseNumber(string(text))
-		if !ok || !(number >= 0 && number <= float64(v.most/v.unit)) {
-			return false
-		}
-		steps := number * float64(v.unit/v.step)
-		*d = time.Duration(math.Round(steps)) * v.step
-		return v.least == 0 || math.Abs(steps-math.Round(steps)) <= 1e-6
+	number, isNumber := ParseNumber(string(text))
+	if !isNumber {
+		var err error
+		*d, err = time.ParseDuration(string(text))
+		return err == nil && (*d >= v.least || n == InTable && *d == 0)
 	}
-	var err error
-	*d, err = time.ParseDuration(string(text))
-	return err == nil && *d >= v.least
+	if !(number >= 0 && number <= float64(v.most)/float64(v.unit)) {
+		return false
+	}
+	steps := number * float64(v.unit/v.step)
+	*d = time.Duration(math.Round(steps)) * v.step
+	return (v.least == 0 || math.Abs(steps-math.Round(steps)) <= 1e-6) && (n == InTable || *d >= v.least)
 }
 func (v durationValue) valid(l *Limit) bool {
 	d := *v.at(l)
@@ -484,21 +592,20 @@ func (v durationValue) valid(l *Limit) bool {
 func (v durationValue) text(l *Limit) string  { return v.at(l).String() }
 func (v durationValue) same(a, b *Limit) bool { return *v.at(a) == *v.at(b) }
 func (v durationValue) want(n Notation) string {
-	switch {
-	case n == InFile && v.least > 0:
-		return fmt.Sprintf("a duration in whole milliseconds such as %s, %v to %.0fh", v.example, v.least, v.most.Hours())
-	case n == InFile && v.most >= time.Hour:
-		return fmt.Sprintf("a duration such as %s, 0s to %.0fh", v.example, v.most.Hours())
-	case n == InFile || v.unit == 0: // tables have no such column
-		return fmt.Sprintf("a duration such as %s, 0s to %v", v.example, v.most)
-	case v.unit == time.Millisecond:
-		return "milliseconds, 0 to " + number(float64(v.most/v.unit))
-	case v.least == 0 && n == InForm:
-		return "0 to " + number(float64(v.most/time.Millisecond)) + " ms"
-	case v.least == 0:
-		return fmt.Sprintf("seconds, 0 to %d", v.most/v.unit)
+	in, unit := "seconds", time.Second
+	if v.unit == time.Millisecond {
+		in, unit = "milliseconds", time.Millisecond
 	}
-	return fmt.Sprintf("seconds to the millisecond, %v to %d (%s)", v.least.Seconds(), v.most/v.unit, length(v.most))
+	switch most := v.most / unit; {
+	case v.least > 0 && n == InForm:
+		return fmt.Sprintf("seconds to the millisecond, %v to %d (%s)", v.least.Seconds(), most, length(v.most))
+	case v.least > 0:
+		return fmt.Sprintf("seconds to the millisecond, %v to %d (%s), or a duration such as %s", v.least.Seconds(), most, length(v.most), v.example)
+	case n == InForm:
+		return "0 to " + number(float64(v.most/time.Millisecond)) + " ms"
+	default:
+		return fmt.Sprintf("%s, 0 to %d, or a duration such as %s", in, most, v.example)
+	}
 }
 
 // callsValue is a number of calls; 0 is none.

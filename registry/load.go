@@ -114,11 +114,11 @@ func (r *Registry) logChange(was, e *entry, load *Load, first bool) {
 }
 
 // unversioned are the keys of fields that no store keeps, so that a change of them needs no new version.
-var unversioned = []string{"disabled", "cache", "concurrent_wait", "penalty", "priority"}
+var unversioned = []string{"disabled", "max_wait", "concurrent_wait", "penalty", "priority"}
 
 // follow returns the entry of a row. If the row has not changed, it is the earlier entry, was.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
-	e := &entry{limit: *c, version: c.Version, wait: c.wait(), slot: r.slot(c)}
+	e := &entry{limit: *c, version: c.Version, wait: c.MaxWait, slot: r.slot(c)}
 	if was != nil {
 		if was.limit.same(c, unversioned...) {
 			e.version = r.dispute(was)
@@ -250,7 +250,7 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 		if was == nil || was.limit.Shadow != bad.Shadow {
 			was = &entry{bad: true}
 			if d := r.badRows.limit; d != nil {
-				was.limit, was.version, was.wait = *d, d.Version, d.wait()
+				was.limit, was.version, was.wait = *d, d.Version, d.MaxWait
 			}
 			was.limit.Name, was.limit.Row, was.limit.Shadow = name, bad.Row, bad.Shadow
 		}

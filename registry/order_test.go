@@ -58,7 +58,7 @@ func (o *outcome) burst(t *testing.T, r *registry.Registry, name string, calls i
 
 // A call holds no place while it waits for its rate, so a burst that the rate can serve in time passes as a whole.
 func TestBurstWaitsWithoutPlaces(t *testing.T) {
-	row := registry.Limit{Name: "/a", Rate: 50, Quota: true, WaitShare: 3, Concurrent: 8}
+	row := registry.Limit{Name: "/a", Rate: 50, Quota: true, MaxWait: 3 * time.Second, Concurrent: 8}
 	synctest.Test(t, func(t *testing.T) {
 		store := &distant{tokenbucket.NewMemoryStore()}
 		r := open(t, registry.Static{row}, store, registry.WithLocalSemaphores())
@@ -98,7 +98,7 @@ func farWindows(takes time.Duration) registry.Option {
 // A call that the concurrency refuses is counted in no window, not for a moment: no other call is refused by the window for its sake.
 func TestRefusedByConcurrencyLeavesNoTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		row := registry.Limit{Name: "/a", Rate: 50, Quota: true, WaitShare: 3, Concurrent: 8, Window: 24 * time.Hour, WindowLimit: 100}
+		row := registry.Limit{Name: "/a", Rate: 50, Quota: true, MaxWait: 3 * time.Second, Concurrent: 8, Window: 24 * time.Hour, WindowLimit: 100}
 		r := open(t, registry.Static{row}, &distant{tokenbucket.NewMemoryStore()}, farWindows(time.Millisecond), registry.WithLocalSemaphores())
 		var o outcome
 		o.burst(t, r, "/a", 200, time.Minute)
@@ -121,8 +121,8 @@ func TestRefusedByConcurrencyLeavesNoTrace(t *testing.T) {
 func TestRefusalGivesThePermitBack(t *testing.T) {
 	two := 2.0
 	for _, l := range []registry.Limit{
-		{Name: "/a", Rate: 0.001, MaxPermits: &two, WaitShare: 1, Concurrent: 1},
-		{Name: "/a", Rate: 0.001, MaxPermits: &two, WaitShare: 1, Window: time.Second, WindowLimit: 1},
+		{Name: "/a", Rate: 0.001, Burst: &two, MaxWait: time.Second, Concurrent: 1},
+		{Name: "/a", Rate: 0.001, Burst: &two, MaxWait: time.Second, Window: time.Second, WindowLimit: 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := open(t, registry.Static{l}, &distant{tokenbucket.NewMemoryStore()}, registry.WithLocalWindows(), registry.WithLocalSemaphores(),
@@ -149,7 +149,7 @@ func TestRefusalGivesThePermitBack(t *testing.T) {
 // A call that waits holds its place for no longer than it takes to get one: so the places serve as many calls as they can.
 func TestPlacesAreNotHeldAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		row := registry.Limit{Name: "/a", Rate: 1000, Quota: true, WaitShare: 1, Concurrent: 10}
+		row := registry.Limit{Name: "/a", Rate: 1000, Quota: true, MaxWait: time.Second, Concurrent: 10}
 		r := openLocal(t, registry.Static{row})
 		var o outcome
 		for range 20 {
@@ -165,7 +165,7 @@ func TestPlacesAreNotHeldAhead(t *testing.T) {
 func TestFullWindowRefusesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := 1.0
-		row := registry.Limit{Name: "/a", Rate: 0.25, MaxPermits: &one, WaitShare: 9, Window: time.Hour, WindowLimit: 1}
+		row := registry.Limit{Name: "/a", Rate: 0.25, Burst: &one, MaxWait: 9 * time.Second, Window: time.Hour, WindowLimit: 1}
 		r := openLocal(t, registry.Static{row})
 		require.True(t, enter(t, r, "/a").OK)
 		began := time.Now()

@@ -24,7 +24,7 @@ import (
 func patient(change ...func(*registry.Limit)) registry.Limit {
 	return bounded("/a", append([]func(*registry.Limit){func(l *registry.Limit) {
 		size := 100.0
-		l.Rate, l.MaxPermits, l.Window, l.WindowLimit = 100, &size, time.Hour, 100
+		l.Rate, l.Burst, l.Window, l.WindowLimit = 100, &size, time.Hour, 100
 		l.Concurrent, l.ConcurrentWait = 1, 2*time.Second
 	}}, change...)...)
 }
@@ -51,12 +51,12 @@ func calling(ctx context.Context, r *registry.Registry, began time.Time) <-chan 
 func TestWaitForAPlace(t *testing.T) {
 	for name, change := range map[string]func(*registry.Limit){
 		"with a rate": func(*registry.Limit) {},
-		"without":     func(l *registry.Limit) { l.NoRate, l.Rate, l.MaxPermits = true, 0, nil },
+		"without":     func(l *registry.Limit) { l.NoRate, l.Rate, l.Burst = true, 0, nil },
 		"place alone": func(l *registry.Limit) {
 			*l = registry.Limit{Name: "/a", NoRate: true, Concurrent: 1, ConcurrentWait: l.ConcurrentWait}
 		},
-		"rate is slow":  func(l *registry.Limit) { one := 1.0; l.Rate, l.MaxPermits, l.WaitShare = 1, &one, 1 },
-		"nothing saved": func(l *registry.Limit) { none := 0.0; l.Rate, l.MaxPermits, l.WaitShare = 100, &none, 0.5 },
+		"rate is slow":  func(l *registry.Limit) { one := 1.0; l.Rate, l.Burst, l.MaxWait = 1, &one, time.Second },
+		"nothing saved": func(l *registry.Limit) { none := 0.0; l.Rate, l.Burst, l.MaxWait = 100, &none, 500*time.Millisecond },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestWaitForAPlace(t *testing.T) {
 					waiting = append(waiting, calling(ctx, r, began))
 					time.Sleep(time.Millisecond)
 				}
-				if l, err := r.Limiter("/a"); err == nil && l != nil && row.Rate > 1 && *row.MaxPermits > 0 {
+				if l, err := r.Limiter("/a"); err == nil && l != nil && row.Rate > 1 && *row.Burst > 0 {
 					b, err := l.State(ctx)
 					require.NoError(t, err)
 					require.Equal(t, 100.0, b.StoredPermits, "a call in the queue holds no permit")
@@ -141,7 +141,7 @@ func TestQueueIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, change := range map[string]func(*registry.Limit){
 			"with a rate": func(*registry.Limit) {},
-			"without":     func(l *registry.Limit) { l.NoRate, l.Rate, l.MaxPermits = true, 0, nil },
+			"without":     func(l *registry.Limit) { l.NoRate, l.Rate, l.Burst = true, 0, nil },
 		} {
 			r := openLocal(t, registry.Static{patient(change)})
 			began := time.Now()
@@ -254,9 +254,9 @@ func TestWaitOfPlacesFollowsRow(t *testing.T) {
 func TestLongWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, change := range map[string]func(*registry.Limit){
-			"rate alone": func(l *registry.Limit) { *l = registry.Limit{Name: "/a", Rate: 1, WaitShare: 60} },
+			"rate alone": func(l *registry.Limit) { *l = registry.Limit{Name: "/a", Rate: 1, MaxWait: 60 * time.Second} },
 			"all three": func(l *registry.Limit) {
-				l.Rate, l.MaxPermits, l.WaitShare, l.Window, l.WindowLimit, l.Concurrent = 1, nil, 60, time.Hour, 100, 90
+				l.Rate, l.Burst, l.MaxWait, l.Window, l.WindowLimit, l.Concurrent = 1, nil, time.Minute, time.Hour, 100, 90
 			},
 		} {
 			r := openLocal(t, registry.Static{bounded("/a", change)})

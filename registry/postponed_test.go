@@ -16,9 +16,9 @@ func TestPostponedHoldsNothing(t *testing.T) {
 	for _, at := range []time.Duration{0, 40, 79, 80, 85, 95, 99} { // it asks for a place after 80 ms, and is due after 100
 		synctest.Test(t, func(t *testing.T) {
 			row := bounded("/a", func(l *registry.Limit) {
-				l.Concurrent, l.WindowLimit, l.Window, l.WaitShare = 1, 100, 20*time.Second, 1
+				l.Concurrent, l.WindowLimit, l.Window, l.MaxWait = 1, 100, 20*time.Second, time.Second
 			})
-			*row.MaxPermits = 1
+			*row.Burst = 1
 			r := openLocal(t, registry.Static{row})
 			enter(t, r, "/a").Leave()
 			waiting := make(chan *gate.Admission, 1)

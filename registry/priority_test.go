@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -31,9 +32,9 @@ func (p *priorities) observe() registry.Option {
 func TestPriorityOfARow(t *testing.T) {
 	var decided priorities
 	limits := openLocal(t, registry.Static{
-		{Name: "/normal", Rate: 100, WaitShare: 0.5}, {Name: "/low", Rate: 100, WaitShare: 0.5, Priority: tokenbucket.Low},
-		{Name: "/places", Rate: 100, WaitShare: 0.5, Concurrent: 10, Priority: tokenbucket.Low},
-		{Name: "/each/*", Rate: 100, WaitShare: 0.5, PerKey: true, Priority: tokenbucket.Lowest},
+		{Name: "/normal", Rate: 100, MaxWait: 500 * time.Millisecond}, {Name: "/low", Rate: 100, MaxWait: 500 * time.Millisecond, Priority: tokenbucket.Low},
+		{Name: "/places", Rate: 100, MaxWait: 500 * time.Millisecond, Concurrent: 10, Priority: tokenbucket.Low},
+		{Name: "/each/*", Rate: 100, MaxWait: 500 * time.Millisecond, PerKey: true, Priority: tokenbucket.Lowest},
 	}, decided.observe())
 	for name, row := range map[string]tokenbucket.Priority{
 		"/normal": tokenbucket.Normal, "/low": tokenbucket.Low, "/places": tokenbucket.Low, "/each/a": tokenbucket.Lowest,
@@ -53,7 +54,7 @@ func TestPriorityOfARow(t *testing.T) {
 
 // A change of a row's priority takes effect with the next load, and needs no new version of the configuration.
 func TestPriorityOfARowChanges(t *testing.T) {
-	row := registry.Limit{Name: "/a", Rate: 100, WaitShare: 0.5, Version: 1}
+	row := registry.Limit{Name: "/a", Rate: 100, MaxWait: 500 * time.Millisecond, Version: 1}
 	limits := openLocal(t, sourceFunc(func(context.Context) (registry.Table, error) {
 		return registry.Table{Limits: []registry.Limit{row}}, nil
 	}))
@@ -71,37 +72,37 @@ func TestPriorityOfARowChanges(t *testing.T) {
 
 // A priority is one of three words, in tables, files and forms, and only for a row with a rate.
 func TestPriorityField(t *testing.T) {
-	read := func(priority string) (l registry.Limit, wrong *registry.Field, want string) {
-		wrong, want = l.Read(registry.InTable, func(f *registry.Field) []byte {
-			switch f.Key {
+	read := func(priority string) (l registry.Limit, wrong *registry.Wrong) {
+		wrong = l.Read(registry.InTable, func(f *registry.Field, name int) []byte {
+			switch f.Names()[name] {
 			case "name":
 				return []byte("/a")
 			case "rate":
 				return []byte("5")
 			case "disabled":
-				return []byte("1")
+				return []byte("0")
 			case "priority":
 				return []byte(priority)
 			}
 			return nil
 		})
-		return l, wrong, want
+		return l, wrong
 	}
 	for text, p := range map[string]tokenbucket.Priority{"normal": tokenbucket.Normal, "low": tokenbucket.Low, "Lowest": tokenbucket.Lowest} {
-		l, wrong, _ := read(text)
+		l, wrong := read(text)
 		require.Nil(t, wrong)
 		require.Equal(t, p, l.Priority)
 	}
 	for _, text := range []string{"", "high", "2"} {
-		_, wrong, want := read(text)
-		require.Equal(t, "priority", wrong.Key)
-		require.Equal(t, "normal, low or lowest, or NULL", want)
+		_, wrong := read(text)
+		require.Equal(t, "priority", wrong.Field.Key)
+		require.Equal(t, "normal, low or lowest, or NULL", wrong.Want)
 	}
 	l := registry.Limit{Name: "/a", NoRate: true, Concurrent: 2, Priority: tokenbucket.Low}
 	var wrong *registry.RowError
 	require.ErrorAs(t, l.Check(), &wrong)
 	require.Equal(t, "priority", wrong.Field)
-	l = registry.Limit{Name: "/a", Rate: 5, WaitShare: 0.5, Priority: tokenbucket.Lowest}
+	l = registry.Limit{Name: "/a", Rate: 5, MaxWait: 500 * time.Millisecond, Priority: tokenbucket.Lowest}
 	require.NoError(t, l.Check())
 	require.Equal(t, "5/s, saves up 5, waits up to 500 ms, lowest priority", l.String())
 	l.Priority = 3

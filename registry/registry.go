@@ -325,9 +325,9 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 	if err != nil {
 		return &RowError{Row: c.Row, Name: c.Name, Err: err}
 	}
-	if least := l.LeastWait(); c.Rate != 0 && least > c.wait() {
-		return &RowError{Row: c.Row, Name: c.Name, Field: "cache", Value: fmt.Sprint(c.WaitShare),
-			Want: fmt.Sprintf("at least %v: its bucket saves up less than a permit, so every call waits for so long", least.Seconds())}
+	if least := l.LeastWait(); c.Rate != 0 && least > c.MaxWait {
+		return &RowError{Row: c.Row, Name: c.Name, Field: "max_wait", Value: c.MaxWait.String(),
+			Want: fmt.Sprintf("at least %v: its bucket saves up less than a permit, so every call waits for so long", least)}
 	}
 	return s.tryBounds(c, version)
 }
@@ -362,7 +362,7 @@ func (e *entry) limiterOptions() []tokenbucket.Option {
 // limiter returns a new limiter for a row. Limiters of one name share the bucket's queue, so waiting callers keep their order when a new
 // limiter replaces the old one.
 func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
-	opts := append(s.limiterOptions(), tokenbucket.WithVersion(version), tokenbucket.WithMaxWait(c.wait()))
+	opts := append(s.limiterOptions(), tokenbucket.WithVersion(version), tokenbucket.WithMaxWait(c.MaxWait))
 	if c.Priority != tokenbucket.Normal {
 		opts = append(opts, tokenbucket.WithPriority(c.Priority))
 	}
@@ -379,8 +379,8 @@ func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) 
 	if c.Quota {
 		return tokenbucket.NewQuota(c.Name, int(c.Rate), time.Second, c.Jitter, opts...)
 	}
-	if c.MaxPermits != nil {
-		opts = append(opts, tokenbucket.WithMaxPermits(*c.MaxPermits))
+	if c.Burst != nil {
+		opts = append(opts, tokenbucket.WithMaxPermits(*c.Burst))
 	}
 	return tokenbucket.NewSmoothBursty(c.Name, c.Rate, opts...)
 }

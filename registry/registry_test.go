@@ -72,7 +72,7 @@ func (f *fake) fail(err error) {
 
 // row is a limit as a table has it.
 func row(name string, rate float64, version int64) registry.Limit {
-	return registry.Limit{Name: name, Row: "row of " + name, Rate: rate, WaitShare: 0.5, Version: version}
+	return registry.Limit{Name: name, Row: "row of " + name, Rate: rate, MaxWait: 500 * time.Millisecond, Version: version}
 }
 
 func with(l registry.Limit, change func(*registry.Limit)) registry.Limit {
@@ -131,10 +131,10 @@ func allow(ctx context.Context, r *registry.Registry, name string) (bool, error)
 	return a.OK, nil
 }
 
-// A call waits for its permit at most the row's cache × 1 s, and is refused if that is not enough.
+// A call waits for its permit at most the row's max_wait, and is refused if that is not enough.
 func TestAllow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := open(t, registry.Static{row("/a", 5, 1), with(row("/patient", 5, 1), func(l *registry.Limit) { l.WaitShare = 2 })}, tokenbucket.NewMemoryStore())
+		r := open(t, registry.Static{row("/a", 5, 1), with(row("/patient", 5, 1), func(l *registry.Limit) { l.MaxWait = 2 * time.Second })}, tokenbucket.NewMemoryStore())
 		for name, waits := range map[string]int{"/a": 2, "/patient": 10} {
 			ok, err := allow(ctx, r, name)
 			require.NoError(t, err)
@@ -170,10 +170,10 @@ func TestZeroValueLimits(t *testing.T) {
 func TestTryWaitsAsTheRowSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := &fake{}
-		set := func(cache float64) {
-			source.set(with(row("/a", 5, 1), func(l *registry.Limit) { l.WaitShare = cache }))
+		set := func(d time.Duration) {
+			source.set(with(row("/a", 5, 1), func(l *registry.Limit) { l.MaxWait = d }))
 		}
-		set(0.3)
+		set(300 * time.Millisecond)
 		r := open(t, source, tokenbucket.NewMemoryStore())
 		defer r.Close()
 		try := func() bool {
@@ -185,7 +185,7 @@ func TestTryWaitsAsTheRowSays(t *testing.T) {
 		}
 		require.True(t, try())
 		require.True(t, try(), "200 ms are within 0.3 s")
-		set(0.1)
+		set(100 * time.Millisecond)
 		require.NoError(t, r.Reload(ctx))
 		require.False(t, try(), "200 ms are not within 0.1 s")
 	})
@@ -376,17 +376,17 @@ func TestBadOptions(t *testing.T) {
 	var nobody context.Context
 	store, source := tokenbucket.NewMemoryStore(), registry.Static{}
 	for want, opt := range map[string]registry.Option{
-		"interval 1ms":        registry.WithInterval(time.Millisecond),
-		"timeout 0s":          registry.WithLoadTimeout(0),
-		"wait nil":            registry.WithWait(nobody),
-		"max unknown 1":       registry.WithMaxUnknown(1),
-		"max key limiters 1":  registry.WithMaxKeyLimiters(1),
-		"switch nil":          registry.WithSwitch(nil),
-		"logger nil":          registry.WithLogger(nil),
-		"option nil":          nil,
-		"without a row":       registry.WithUnknown(registry.Default(row("", -1, 0))),
-		"cache 1e+10: want s": registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.WaitShare = 1e10 }))),
-		"max waiters 0: w":    registry.WithUnknown(registry.Default(row("", 1, 0))),
+		"interval 1ms":         registry.WithInterval(time.Millisecond),
+		"timeout 0s":           registry.WithLoadTimeout(0),
+		"wait nil":             registry.WithWait(nobody),
+		"max unknown 1":        registry.WithMaxUnknown(1),
+		"max key limiters 1":   registry.WithMaxKeyLimiters(1),
+		"switch nil":           registry.WithSwitch(nil),
+		"logger nil":           registry.WithLogger(nil),
+		"option nil":           nil,
+		"without a row":        registry.WithUnknown(registry.Default(row("", -1, 0))),
+		"max_wait -1s: want s": registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.MaxWait = -time.Second }))),
+		"max waiters 0: w":     registry.WithUnknown(registry.Default(row("", 1, 0))),
 	} {
 		opts := []registry.Option{opt}
 		if strings.HasPrefix(want, "max waiters") {
@@ -413,15 +413,14 @@ func TestRejected(t *testing.T) {
 		"rate NaN":               row("/x", math.NaN(), 1),
 		"rate +Inf":              row("/x", math.Inf(1), 1),
 		"rate 1e+300":            row("/x", 1e300, 1),
-		"cache 1e+10":            with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = 1e10 }),
-		"cache -0.1":             with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = -0.1 }),
-		"cache NaN":              with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = math.NaN() }),
+		"max_wait 2501999h":      with(row("/x", 1, 1), func(l *registry.Limit) { l.MaxWait = 1<<53*time.Microsecond + 1 }),
+		"max_wait -100ms":        with(row("/x", 1, 1), func(l *registry.Limit) { l.MaxWait = -100 * time.Millisecond }),
 		"rate 1.5":               with(row("/x", 1.5, 1), func(l *registry.Limit) { l.Quota = true }),
 		"rate -1":                with(row("/x", -1, 1), func(l *registry.Limit) { l.Quota = true }),
 		"jitter -1ns":            with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Jitter = true, -1 }),
 		"warmup 1ns: want no va": with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Warmup = true, 1 }),
 		"jitter 1ns":             with(row("/x", 1, 1), func(l *registry.Limit) { l.Jitter = 1 }),
-		"burst 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.MaxPermits, l.Warmup = &ten, time.Second }),
+		"burst 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.Burst, l.Warmup = &ten, time.Second }),
 		"cold_factor 2":          with(row("/x", 1, 1), func(l *registry.Limit) { l.ColdFactor = 2 }),
 		"cold_factor 0.5":        with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup, l.ColdFactor = time.Second, 0.5 }),
 		"warmup -1µs":            with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup = -time.Microsecond }),
@@ -450,7 +449,7 @@ func TestChangedContentWins(t *testing.T) {
 			store := tokenbucket.NewMemoryStore()
 			here, there := &fake{}, &fake{}
 			now := func(rate float64, version int64) registry.Limit {
-				return with(row("/a", rate, version), func(l *registry.Limit) { l.WaitShare = 0 })
+				return with(row("/a", rate, version), func(l *registry.Limit) { l.MaxWait = 0 })
 			}
 			here.set(now(5, times[0]))
 			there.set(now(5, times[0]))
@@ -534,7 +533,7 @@ func TestTableIsTheTruth(t *testing.T) {
 func TestWaitersKeepTheirPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		patient := func(rate float64, version int64) registry.Limit {
-			return with(row("/a", rate, version), func(l *registry.Limit) { l.WaitShare = 9 })
+			return with(row("/a", rate, version), func(l *registry.Limit) { l.MaxWait = 9 * time.Second })
 		}
 		source := &fake{}
 		source.set(patient(1, 1))
@@ -724,7 +723,7 @@ func TestFollows(t *testing.T) {
 				next := map[string]float64{}
 				for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"a", "b", "c", "d"}), func(s string) string { return s }).Draw(t, "names") {
 					l := row(name, rapid.SampledFrom([]float64{1, 2, 5, -1, math.Inf(1)}).Draw(t, "rate"), rapid.Int64Range(0, 3).Draw(t, "version"))
-					l.WaitShare = 0
+					l.MaxWait = 0
 					limits = append(limits, l)
 					if l.Rate > 0 && l.Rate < 10 {
 						next[name] = l.Rate

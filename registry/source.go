@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
@@ -40,15 +39,15 @@ type Limit struct {
 	Quota bool
 	// Jitter is the variation of the time from a grant to the call's arrival at the upstream, up to 1 s; only with Quota.
 	Jitter time.Duration
-	// MaxPermits is the size of the bucket; nil means one second's worth, at least 1.
-	MaxPermits *float64
+	// Burst is the size of the bucket, the permits that are saved up; nil means one second's worth, at least 1. It sets
+	// tokenbucket.WithMaxPermits.
+	Burst *float64
 	// Warmup is the warm-up period of a cold upstream; 0 means none (a bursty limiter).
 	Warmup time.Duration
 	// ColdFactor of a warm-up, above 1; 0 means 3.
 	ColdFactor float64
-	// WaitShare is the longest wait of a call for its permits in seconds, 0 to 2^53 microseconds: 0.5 is half a second, 0 means no wait. It
-	// sets tokenbucket.WithMaxWait.
-	WaitShare float64
+	// MaxWait is the longest wait of a call for its permits, 0 to 2^53 microseconds; 0 means no wait. It sets tokenbucket.WithMaxWait.
+	MaxWait time.Duration
 	// At most WindowLimit calls may begin in any time of length Window, which is counted in hundredths (package slidingwindow). Window is in
 	// whole milliseconds, up to 100 years. 0 in both means no window.
 	Window      time.Duration
@@ -82,17 +81,14 @@ type Limit struct {
 // maxName is the most bytes that a bucket's name may have.
 const maxName = 512
 
-// wait returns the longest wait of a call.
-func (c *Limit) wait() time.Duration {
-	return time.Duration(math.Round(c.WaitShare * float64(time.Second)))
-}
-
 // RowError is the error of a rejected row. Nothing of the row is in force: see [WithBadRows].
 type RowError struct {
 	// Row identifies the row. Name is the name of its bucket, if that could be read.
 	Row, Name string
 	// Field is the wrong field, by its name in the table or file, and Value its value.
 	Field, Value string
+	// Other is another name of the same field, if the row has different values under both. It is empty otherwise.
+	Other string
 	// Want has the values that are accepted.
 	Want string
 	// Err is the error of the limiter's constructor, if that rejected the row. Field, Value and Want are empty then.

@@ -37,8 +37,8 @@ func (c *Limit) String() string {
 	}
 	switch {
 	case c.NoRate:
-	case c.WaitShare > 0:
-		parts = append(parts, "waits up to "+length(c.wait()))
+	case c.MaxWait > 0:
+		parts = append(parts, "waits up to "+length(c.MaxWait))
 	default:
 		parts = append(parts, "does not wait")
 	}
@@ -79,8 +79,8 @@ func (c *Limit) size() float64 {
 	switch {
 	case c.Quota:
 		return 1
-	case c.MaxPermits != nil:
-		return *c.MaxPermits
+	case c.Burst != nil:
+		return *c.Burst
 	}
 	return max(c.Rate, 1)
 }

@@ -66,13 +66,13 @@ func (u *slowUpstream) probe(ctx context.Context, p *process) {
 }
 
 // boundColumns are the flags for the columns of these tests.
-const boundColumns = "burst=burst,window=window,window_limit=windowLimit,concurrent=concurrent"
+const boundColumns = "burst=burst,window=window,window_limit=window_limit,concurrent=concurrent"
 
 // boundStats is what /stats says of such a row.
 type boundStats struct {
 	Name               string
 	NoRate             bool           `json:"no_rate"`
-	WindowSeconds      float64        `json:"window_seconds"`
+	WindowSeconds      float64        `json:"window"`
 	WindowLimit        int            `json:"window_limit"`
 	Concurrent         int            `json:"concurrent"`
 	RefusedBy          map[string]int `json:"refused_by"`
@@ -132,8 +132,8 @@ func TestRowWithAllBounds(t *testing.T) {
 		fleet := []*process{startGateway(t, args...), startGateway(t, args...)}
 		quote := map[string]string{"MariaDB": "`", "PostgreSQL": `"`}[table.server]
 		column := func(name string) string { return quote + name + quote }
-		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, %s, %s, %s, %s) VALUES ('/slow', 50, 0.01, 5, 5, 120, 4), ('/free', 1000000, 0.01, 1000000, 5, 1000000, 1000)",
-			column("burst"), column("window"), column("windowLimit"), column("concurrent")))
+		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (name, rate, max_wait, %s, %s, %s, %s) VALUES ('/slow', 50, 0.01, 5, 5, 120, 4), ('/free', 1000000, 0.01, 1000000, 5, 1000000, 1000)",
+			column("burst"), column("window"), column("window_limit"), column("concurrent")))
 		for _, p := range fleet {
 			p.loads(t, 2)
 		}
@@ -191,7 +191,7 @@ func TestRowWithAllBounds(t *testing.T) {
 			}
 			return nil
 		})
-		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = NULL, "+column("burst")+" = NULL, "+column("window")+" = 3600, "+column("windowLimit")+" = 1 WHERE interfaceUrl = '/slow'") // eight calls do not outlast an hour
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rate = NULL, "+column("burst")+" = NULL, "+column("window")+" = 3600, "+column("window_limit")+" = 1 WHERE name = '/slow'") // eight calls do not outlast an hour
 		for _, p := range fleet {
 			p.waitFor(t, `to="at most 1 in any 1 h, at most 4 at once"`)
 			require.GreaterOrEqual(t, p.calls(t, "/slow")[http.StatusTooManyRequests], 7, "the window is full, or one call fills it")
@@ -200,7 +200,7 @@ func TestRowWithAllBounds(t *testing.T) {
 			require.Regexp(t, "^[1-9][0-9]{0,3}$", header.Get("Retry-After"))
 			require.True(t, p.boundStats(t).NoRate)
 		}
-		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET "+column("windowLimit")+" = NULL")
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET "+column("window_limit")+" = NULL")
 		for _, p := range fleet {
 			p.waitFor(t, "registry: a row is bad")
 		}

@@ -26,7 +26,7 @@ func TestConsoleAudit(t *testing.T) {
 		return n
 	}
 	require.Zero(t, audited())
-	execSQL(t, db, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 5, 0)`)
+	execSQL(t, db, `INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/a', 5, 0)`)
 	console := startGateway(t, append(args, "--console-users", usersFile(t))...).admin + "/console/"
 	shows(t, console, "/a")
 	status, page, err := ask("GET", console, "", "")

@@ -28,8 +28,8 @@ func TestConsoleHoldsBack(t *testing.T) {
 	t.Cleanup(upstream.Close)
 	db, dsn := newLimits(t)
 	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
-	execSQL(t, db, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, "window", windowLimit, concurrent, status, perKey) VALUES
-		('/a', 100, 0, NULL, NULL, NULL, 1, 0), ('/w', 100, 0, 60, 1000, 50, 1, 0), ('/k/*', 100, 0, NULL, NULL, NULL, 1, 1), ('/off', 5, 0, NULL, NULL, NULL, 0, 0)`)
+	execSQL(t, db, `INSERT INTO t_ratelimite_conf (name, rate, max_wait, "window", window_limit, concurrent, disabled, per_key) VALUES
+		('/a', 100, 0, NULL, NULL, NULL, 0, 0), ('/w', 100, 0, 60, 1000, 50, 0, 0), ('/k/*', 100, 0, NULL, NULL, NULL, 0, 1), ('/off', 5, 0, NULL, NULL, NULL, 1, 0)`)
 	shared := []string{"--redis", server.Addr, "--limits", dsn, "--interval", "200ms"}
 	gateway := startGateway(t, append([]string{"--upstream", upstream.URL}, shared...)...)
 	console, _ := startConsole(t, append(shared, "--create-table", "--console-users", usersFile(t))...)

@@ -63,7 +63,7 @@ func change(t *testing.T, console, name, rate string) {
 	token, version := pageToken.FindStringSubmatch(page), rowVersion.FindStringSubmatch(page)
 	require.NotNil(t, token, page)
 	require.NotNil(t, version, page)
-	order := fmt.Sprintf(`{"name":%q,"from":%q,"values":{"rateLimit":%q},"why":"a test"}`, name, version[1], rate)
+	order := fmt.Sprintf(`{"name":%q,"from":%q,"values":{"rate":%q},"why":"a test"}`, name, version[1], rate)
 	status, said, err := ask("POST", console+"api/save", token[1], order)
 	require.NoError(t, err)
 	require.Equal(t, 200, status, said)
@@ -134,7 +134,7 @@ func TestConsoleByItself(t *testing.T) {
 	server := redistest.Start(t)
 	db, dsn := newLimits(t)
 	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
-	execSQL(t, db, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 5, 0)`)
+	execSQL(t, db, `INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/a', 5, 0)`)
 	ctx, stop := context.WithCancel(t.Context())
 	log, ended := new(output), make(chan int)
 	args := []string{"console", "--redis", server.Addr, "--limits", dsn, "--create-table", "--console-users", usersFile(t), "--console-listen", "127.0.0.1:0"}
@@ -153,7 +153,7 @@ func TestConsoleByItself(t *testing.T) {
 	change(t, console, "/a", "7")
 	shows(t, console+"changes", "Rate 5/s → 7/s")
 	var rate float64
-	require.NoError(t, db.QueryRow("SELECT rateLimit FROM t_ratelimite_conf").Scan(&rate))
+	require.NoError(t, db.QueryRow("SELECT rate FROM t_ratelimite_conf").Scan(&rate))
 	require.Equal(t, 7., rate)
 	require.NotContains(t, log.String(), consoleToken)
 	stop()
@@ -264,6 +264,6 @@ func newShared(t *testing.T, rate float64) (server *redistest.Server, db *sql.DB
 	t.Cleanup(upstream.Close)
 	db, dsn := newLimits(t)
 	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
-	execSQL(t, db, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', %v, 0)", rate))
+	execSQL(t, db, fmt.Sprintf("INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/a', %v, 0)", rate))
 	return server, db, []string{"--upstream", upstream.URL, "--limits", dsn, "--redis", server.Addr, "--store-timeout", "20s"} // a busy machine is no outage
 }

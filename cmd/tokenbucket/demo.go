@@ -140,10 +140,10 @@ func (o *options) describeBucket() string {
 }
 
 func (o *options) describeWait() string {
-	if o.patience() == 0 {
+	if o.maxWait == 0 {
 		return "No call waits for its permit"
 	}
-	return fmt.Sprintf("A call may wait %v for its permit", o.patience())
+	return fmt.Sprintf("A call may wait %v for its permit", o.maxWait)
 }
 
 func plural(n int, one, many string) string {
@@ -167,8 +167,8 @@ func (d *demo) conclude() {
 		got += " besides the " + number(d.burst) + " saved up"
 	}
 	what := "whose permit was due passed"
-	if d.patience() > 0 {
-		what = fmt.Sprintf("whose permit fell due within %v waited for it", d.patience())
+	if d.maxWait > 0 {
+		what = fmt.Sprintf("whose permit fell due within %v waited for it", d.maxWait)
 	}
 	fmt.Fprintf(d.out, "What you saw: %s.\nSo the upstream got the rate of that bucket, %s, however many were asked for.\n", who, got)
 	fmt.Fprintf(d.out, "A call %s; any other was refused at once, and took nothing.\n\n", what)

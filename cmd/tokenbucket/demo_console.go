@@ -44,13 +44,13 @@ type show struct {
 
 // demoRows are the limits of the demo besides /ibe/AvailFare, whose limit the flags set. Demand is in calls per second, of all gateways.
 var demoRows = []struct {
-	name, row string // rate, cache, burst, warmup_ms, quota
+	name, row string // rate, max_wait, burst, warmup, quota
 	demand    float64
 }{
 	{"/ibe/Book", "20, 0.5, NULL, NULL, 0", 14},
 	{"/pay/Capture", "10, 0.2, NULL, NULL, 1", 13},
 	{"/pay/Refund", "2, 1, 10, NULL, 0", 1.5},
-	{"/cold/Report", "4, 0.5, NULL, 20000, 0", 3},
+	{"/cold/Report", "4, 0.5, NULL, 20, 0", 3},
 	{"/slow/Upstream", "15, 0.5, NULL, NULL, 0", 12},
 	{"/search/Suggest", "40, 0, 80, NULL, 0", 30},
 	{"/old/Search", "0, 0.5, NULL, NULL, 0", 0.4},
@@ -74,7 +74,7 @@ func (d *demo) showConsole(ctx context.Context) error {
 	}
 	s := &show{
 		out: d.out, backend: b, instances: d.instances, demand: 1,
-		columns: sqlsource.WithColumns(sqlsource.Columns{Burst: "burst", WarmupMillis: "warmup_ms", Quota: "quota"}),
+		columns: sqlsource.WithColumns(sqlsource.Columns{Burst: "burst", Warmup: "warmup", Quota: "quota"}),
 	}
 	s.onClose(b.close)
 	defer s.close()
@@ -109,8 +109,8 @@ func (s *show) openTable(ctx context.Context, d *demo) error {
 	if err != nil {
 		return err
 	}
-	const insert = "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, burst, warmup_ms, quota) VALUES "
-	_, err = s.db.ExecContext(ctx, insert+"(?, ?, ?, ?, NULL, 0)", bucketName, d.rate, d.cache, d.burst)
+	const insert = "INSERT INTO t_ratelimite_conf (name, rate, max_wait, burst, warmup, quota) VALUES "
+	_, err = s.db.ExecContext(ctx, insert+"(?, ?, ?, ?, NULL, 0)", bucketName, d.rate, d.maxWait.Seconds(), d.burst)
 	for _, r := range demoRows {
 		if err == nil {
 			_, err = s.db.ExecContext(ctx, insert+"(?, "+r.row+")", r.name)

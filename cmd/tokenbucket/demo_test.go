@@ -28,7 +28,7 @@ func TestDemo(t *testing.T) {
 		"memory store": {"--store", "memory", "--duration", "2s"},
 		"warm-up":      {"--warmup", "1s"},
 		"no burst":     {"--burst", "0", "--rate", "20"},
-		"no wait":      {"--cache", "0", "--instances", "1"},
+		"no wait":      {"--max-wait", "0", "--instances", "1"},
 		"slow rate":    {"--rate", "0.5"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -47,7 +47,7 @@ func TestShadowRow(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		p := table.start(t)
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, shadow) VALUES ('/dry', 0.001, 0, 1), ('/real', 0.001, 0, 0), ('/zero', 0, 0, 1), ('/bad', -5, 0, 1)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait, shadow) VALUES ('/dry', 0.001, 0, 1), ('/real', 0.001, 0, 0), ('/zero', 0, 0, 1), ('/bad', -5, 0, 1)")
 		p.loads(t, 2)
 		for _, path := range []string{"/dry", "/zero", "/bad"} {
 			require.Equal(t, allPass, p.calls(t, path), path)
@@ -99,7 +99,7 @@ func TestTenants(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		p := table.start(t, "--key", "path+header:X-Tenant")
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, perKey) VALUES ('/ibe/*', 0.001, 0, 1), ('/ibe/Book', 0.001, 0, 0), ('/shop/*', 0.001, 0, 0), ('/ibe/Book|vip', 1000000, 0, 0)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait, per_key) VALUES ('/ibe/*', 0.001, 0, 1), ('/ibe/Book', 0.001, 0, 0), ('/shop/*', 0.001, 0, 0), ('/ibe/Book|vip', 1000000, 0, 0)")
 		p.loads(t, 2)
 		require.Equal(t, onePass, p.answers(t, "/ibe/AvailFare", "acme"))
 		require.Equal(t, noPass, p.answers(t, "/ibe/Price", "acme"), "one bucket for a tenant, whatever the path")
@@ -124,7 +124,7 @@ func TestTenants(t *testing.T) {
 		require.Contains(t, metrics, `bucket="/ibe/*"`)
 		require.Contains(t, metrics, "tokenbucket_gateway_limit_keys 53")
 
-		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = 1000000 WHERE interfaceUrl = '/ibe/*'")
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rate = 1000000 WHERE name = '/ibe/*'")
 		p.loads(t, 2)
 		for _, tenant := range []string{"acme", "zenith", "tenant 1"} {
 			eventually(t, func() error { // the next permit was 1000 s away

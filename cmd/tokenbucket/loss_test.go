@@ -18,7 +18,7 @@ import (
 // fillTable writes rows from /01 on.
 func fillTable(t *testing.T, table limitsTable, rows int) {
 	for i := range rows {
-		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/%02d', 1, 0)", i+1))
+		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/%02d', 1, 0)", i+1))
 	}
 }
 
@@ -59,7 +59,7 @@ func TestTableIsLost(t *testing.T) {
 		}
 		require.Contains(t, confirm(exitBroken), "nothing to confirm")
 
-		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf WHERE interfaceUrl <> '/01'")
+		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf WHERE name <> '/01'")
 		one.reports(t, "limits: 16 of 17 are gone from the table since ", "16 of 17 limits are gone from the table since ", `gone=16 of=17`)
 		one.becomes(t, http.StatusOK, "and no longer in force: /02, /03, /04, /05, /06, …; confirm the loss")
 		m := one.scrape(t)

@@ -69,9 +69,9 @@ func TestMetrics(t *testing.T) {
 	p := startGateway(t, "--upstream", upstream.URL, "--upstream", "/dead=http://127.0.0.1:1", "--limits", dsn, "--redis", redis.Addr, "--create-table", "--interval", "100ms", "--switch", "sql",
 		"--unknown", "1000", "--store-timeout", "20s") // a busy machine is no outage
 	for _, row := range []string{"('/a', 0.001, 0)", "('/waits', 10, 5)", "('/zero', 0, 0)", "('/bad', -1, 0)", "('/busy', 100, 0)"} {
-		execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES "+row)
+		execSQL(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES "+row)
 	}
-	execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, `window`, windowLimit, concurrent) VALUES ('/all', 100000, 0, 60, 1, 5)")
+	execSQL(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait, `window`, window_limit, concurrent) VALUES ('/all', 100000, 0, 60, 1, 5)")
 	p.loads(t, 2)
 	require.Equal(t, map[int]int{200: 1, 429: 7}, p.calls(t, "/a"))
 	for _, want := range []int{http.StatusOK, http.StatusTooManyRequests} { // by the window
@@ -125,7 +125,7 @@ func TestMetrics(t *testing.T) {
 		"tokenbucket_gateway_limits_before_loss":                                             0,
 		"tokenbucket_gateway_admissions_total":                                               56,
 		"tokenbucket_gateway_admissions_total result=refused":                                24,
-		"tokenbucket_gateway_limit_longest_wait_seconds bucket=/waits":                       5,
+		"tokenbucket_gateway_limit_max_wait_seconds bucket=/waits":                           5,
 		"tokenbucket_gateway_bad_rows":                                                       1,
 		"tokenbucket_gateway_bad_names":                                                      1,
 		"tokenbucket_gateway_loads_total result=failed":                                      0,

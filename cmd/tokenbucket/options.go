@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/pflag"
 )
@@ -28,7 +29,7 @@ const (
 type options struct {
 	rate      float64
 	burst     float64
-	cache     float64
+	maxWait   time.Duration
 	instances int
 	duration  time.Duration
 	store     string
@@ -42,7 +43,10 @@ type options struct {
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&o.rate, "rate", 5, "permits per second, for all gateways together")
 	f.Float64Var(&o.burst, "burst", 0, "permits that an idle bucket stores (default one second's worth, at least 1)")
-	f.Float64Var(&o.cache, "cache", 0.5, "seconds that a call may wait")
+	o.maxWait = registry.DefaultMaxWait
+	f.Var((*seconds)(&o.maxWait), "max-wait", "how long a call may wait for its permit: a duration such as 500ms, or seconds")
+	f.Var((*seconds)(&o.maxWait), "cache", "the earlier name of --max-wait")
+	_ = f.MarkHidden("cache") // it exists
 	f.IntVar(&o.instances, "instances", 3, "number of gateways")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long calls are offered")
 	f.StringVar(&o.store, "store", "script", "script: one round trip to Redis; lock: a distributed lock; memory: one process only")
@@ -53,8 +57,27 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.consoleAt, "console-listen", "127.0.0.1:8090", "address of the console")
 }
 
-// mostCache is 2^53 microseconds in seconds.
-const mostCache = 1 << 53 / 1e6
+// mostWait is what a row may have, too.
+const mostWait = 1 << 53 * time.Microsecond
+
+// seconds is a duration as a flag: 500ms, or a number of seconds.
+type seconds time.Duration
+
+// String implements pflag.Value.
+func (s *seconds) String() string { return time.Duration(*s).String() }
+
+// Type implements pflag.Value.
+func (s *seconds) Type() string { return "duration" }
+
+// Set implements pflag.Value.
+func (s *seconds) Set(text string) error {
+	d, ok := registry.ParseDuration(text)
+	if !ok {
+		return fmt.Errorf("want a duration such as 500ms, or seconds")
+	}
+	*s = seconds(d)
+	return nil
+}
 
 // validate checks all flags before the demo starts.
 func (o *options) validate(burstGiven bool) error {
@@ -63,8 +86,8 @@ func (o *options) validate(burstGiven bool) error {
 		return flagError("rate", o.rate, fmt.Sprintf("permits per second, above 0 and at most %d", maxRate))
 	case !(o.burst >= 0) || math.IsInf(o.burst, 0):
 		return flagError("burst", o.burst, "a number of permits, 0 or more")
-	case !(o.cache >= 0 && o.cache <= mostCache):
-		return flagError("cache", o.cache, "seconds, 0 to 9007199254")
+	case o.maxWait < 0 || o.maxWait > mostWait:
+		return flagError("max-wait", o.maxWait, "seconds, 0 to 9007199254, or a duration such as 500ms")
 	case o.instances < 1 || o.instances > maxInstances:
 		return flagError("instances", o.instances, fmt.Sprintf("1 to %d", maxInstances))
 	case o.duration < time.Second || o.duration > maxDuration:
@@ -94,32 +117,27 @@ func (o *options) validate(burstGiven bool) error {
 func (o *options) rehearse() error {
 	l, err := o.limiter(tokenbucket.NewMemoryStore())
 	if err == nil {
-		_, err = l.TryReserve(context.Background(), 1, o.patience())
+		_, err = l.TryReserve(context.Background(), 1, o.maxWait)
 	}
 	switch {
 	case err == nil:
 		return nil
 	case o.warmup > 0:
-		return fmt.Errorf("--rate %v --warmup %v --cache %v: %w", o.rate, o.warmup, o.cache, err)
+		return fmt.Errorf("--rate %v --warmup %v --max-wait %v: %w", o.rate, o.warmup, o.maxWait, err)
 	default:
-		return fmt.Errorf("--rate %v --burst %v --cache %v: %w", o.rate, o.burst, o.cache, err)
+		return fmt.Errorf("--rate %v --burst %v --max-wait %v: %w", o.rate, o.burst, o.maxWait, err)
 	}
 }
 
 // limiter returns the limiter of one gateway.
 func (o options) limiter(s tokenbucket.Store, opts ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
-	opts = append(opts, tokenbucket.WithStore(s), tokenbucket.WithMaxWait(o.patience()))
+	opts = append(opts, tokenbucket.WithStore(s), tokenbucket.WithMaxWait(o.maxWait))
 	if o.warmup > 0 {
 		return tokenbucket.NewSmoothWarmingUp(bucketName, o.rate, o.warmup, append(opts, tokenbucket.WithColdFactor(coldFactor))...)
 	}
 	// The bucket starts full so that the burst is visible. The demo's demand would never let it fill up.
 	opts = append(opts, tokenbucket.WithMaxPermits(o.burst), tokenbucket.WithInitialPermits(o.burst))
 	return tokenbucket.NewSmoothBursty(bucketName, o.rate, opts...)
-}
-
-// patience returns how long a call may wait.
-func (o *options) patience() time.Duration {
-	return time.Duration(math.Round(o.cache * float64(time.Second)))
 }
 
 // bound returns the constant part of the library's guarantee: any window of T seconds has at most bound + rate × T calls.

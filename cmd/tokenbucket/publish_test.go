@@ -36,9 +36,9 @@ func TestPublish(t *testing.T) {
 	gateways := []*process{startGateway(t, args...), startGateway(t, args...), startGateway(t, args...)}
 	silent := startGateway(t, append(args, "--publish=false")...)
 	for _, row := range []string{"('/few', 5, 0)", "('/many', 300, 0.5)", "('/zero', 0, 0)", "('/bad', -1, 0)"} {
-		execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES "+row)
+		execSQL(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES "+row)
 	}
-	execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/off', 1, 0, 0)")
+	execSQL(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait, disabled) VALUES ('/off', 1, 0, 1)")
 	for _, g := range append(gateways, silent) {
 		g.loads(t, 2)
 	}

@@ -90,12 +90,12 @@ func (p *process) loads(t *testing.T, n int) {
 	})
 }
 
-// An INSERT that says nothing of the status limits.
-func TestRowWithoutStatus(t *testing.T) {
+// An INSERT that does not name the column disabled limits.
+func TestRowWithoutDisabled(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		p := table.start(t)
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/x', 0.01, 0)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/x', 0.01, 0)")
 		p.loads(t, 2)
 		require.Less(t, p.calls(t, "/x")[http.StatusOK], 8)
 	})
@@ -106,13 +106,13 @@ func TestBadRows(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		first := table.start(t)
-		for _, row := range []string{"('/zero', 0, 0, 1)", "('/null', NULL, 0, 1)", "('/minus', -5, 0, 1)", "('/status', 5, 0, 2)", "('/good', 0.01, 0, 1)", "('/live', 1, 0, 1)"} {
-			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES "+row)
+		for _, row := range []string{"('/zero', 0, 0, 0)", "('/null', NULL, 0, 0)", "('/minus', -5, 0, 0)", "('/disabled', 5, 0, 2)", "('/good', 0.01, 0, 0)", "('/live', 1, 0, 0)"} {
+			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait, disabled) VALUES "+row)
 		}
 		refused := map[int]int{http.StatusServiceUnavailable: 8}
 		check := func(p *process) {
 			t.Helper()
-			for _, path := range []string{"/zero", "/null", "/minus", "/status"} {
+			for _, path := range []string{"/zero", "/null", "/minus", "/disabled"} {
 				require.Equal(t, refused, p.calls(t, path), path)
 			}
 			require.Less(t, p.calls(t, "/good")[http.StatusOK], 8)
@@ -121,7 +121,7 @@ func TestBadRows(t *testing.T) {
 		first.loads(t, 2)
 		check(first)
 		require.Contains(t, first.out.String(), `level=WARN msg="registry: a row is bad"`)
-		require.Regexp(t, `bucket \\"/minus\\": ratelimit -5\.0+: want .*" bucket=/minus row=3 consequence="its calls are refused"`, strings.ToLower(first.out.String()))
+		require.Regexp(t, `bucket \\"/minus\\": rate -5\.0+: want .*" bucket=/minus row=3 consequence="its calls are refused"`, strings.ToLower(first.out.String()))
 		first.becomes(t, http.StatusOK, `bucket "/null"`)
 		_, text := first.readiness()
 		require.Contains(t, text, "NULL")
@@ -132,7 +132,7 @@ func TestBadRows(t *testing.T) {
 		require.Equal(t, 3, s.Loads.BadNames)
 
 		// A live row stays limited, and does after a restart: then nothing passes until it is repaired.
-		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = -1 WHERE interfaceUrl = '/live'")
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rate = -1 WHERE name = '/live'")
 		first.loads(t, 2)
 		statuses := first.calls(t, "/live")
 		require.Positive(t, statuses[http.StatusOK])
@@ -141,7 +141,7 @@ func TestBadRows(t *testing.T) {
 		second := table.start(t)
 		check(second)
 		require.Equal(t, refused, second.calls(t, "/live"))
-		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = 1 WHERE rateLimit IS NULL OR rateLimit < 0")
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rate = 1 WHERE rate IS NULL OR rate < 0")
 		second.loads(t, 2)
 		for _, path := range []string{"/null", "/minus", "/live"} {
 			statuses := second.calls(t, path)
@@ -149,7 +149,7 @@ func TestBadRows(t *testing.T) {
 			require.Positive(t, statuses[http.StatusTooManyRequests], path)
 		}
 		passing := table.start(t, "--bad-rows", "pass")
-		require.Equal(t, map[int]int{http.StatusOK: 8}, passing.calls(t, "/status"))
+		require.Equal(t, map[int]int{http.StatusOK: 8}, passing.calls(t, "/disabled"))
 		require.Equal(t, refused, passing.calls(t, "/zero"))
 		_, text = passing.readiness()
 		require.Contains(t, text, "its calls pass without a limit")
@@ -161,7 +161,7 @@ func TestFractions(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		p := table.start(t)
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit) VALUES ('/a', 2.5), ('/b', 0.4), ('/c', 9999999999.999999)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate) VALUES ('/a', 2.5), ('/b', 0.4), ('/c', 9999999999.999999)")
 		eventually(t, func() error {
 			got := map[string]float64{}
 			for _, l := range p.stats(t).Limits {
@@ -180,7 +180,7 @@ func TestTableVanishes(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		slow := table.start(t, "--interval", "10s") // time for what is asked before the loss is accepted
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 0.01, 0), ('/b', 1, 0), ('/c', 1, 0)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/a', 0.01, 0), ('/b', 1, 0), ('/c', 1, 0)")
 		eventually(t, func() error {
 			if n := len(slow.stats(t).Limits); n != 3 {
 				return fmt.Errorf("%d limits", n)
@@ -205,7 +205,7 @@ func TestSwitchIsOff(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		p := table.start(t, "--switch", "sql")
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 1, 0)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/a', 1, 0)")
 		execSQL(t, table.DB, "ALTER TABLE t_ratelimite_switch ADD COLUMN changedBy VARCHAR(64)")
 		execSQL(t, table.DB, "INSERT INTO t_ratelimite_switch (name, enabled, changedBy) VALUES ('global', 0, 'alice')")
 		p.becomes(t, http.StatusOK, "switch: off for")
@@ -229,7 +229,7 @@ func TestMatch(t *testing.T) {
 		for _, match := range []string{"exact", "prefix"} {
 			gateways[match] = table.start(t, "--match", match)
 		}
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/ibe/AvailFare', 0.001, 0)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/ibe/AvailFare', 0.001, 0)")
 		for match, refused := range map[string][]string{
 			"exact":  {"/ibe/AvailFare", "/ibe//./AvailFare"},
 			"clean":  {"/ibe/AvailFare", "/ibe//./AvailFare", "/ibe/AvailFare/", "/ibe/AvailFare;x=1", "/ibe;a/AvailFare/;b"},
@@ -261,7 +261,7 @@ func TestUnknownStatus(t *testing.T) {
 		}{{nil, http.StatusNotFound}, {[]string{"--unknown-status", "403"}, http.StatusForbidden}, {[]string{"--inbound"}, http.StatusNotFound}} {
 			p := table.start(t, append(c.args, "--unknown", "refuse")...)
 			execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf")
-			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/zero', 0, 0), ('/a', 0.001, 0)")
+			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/zero', 0, 0), ('/a', 0.001, 0)")
 			p.loads(t, 4)
 			for path, want := range map[string]int{"/unknown": c.want, "/zero": http.StatusServiceUnavailable} {
 				status, header, body, err := get(p.url + path)

@@ -225,7 +225,7 @@ func execSQL(t *testing.T, db *sql.DB, statement string) {
 	require.NoError(t, err)
 }
 
-const insertLimit = "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/ibe/AvailFare', %d, %v, 1)"
+const insertLimit = "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/ibe/AvailFare', %d, %v)"
 
 // visits is an upstream that notes when it was called.
 type visits struct {
@@ -329,7 +329,7 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 		return nil
 	})
 	changed, demand := time.Since(upstream.began), answered.Load()
-	execSQL(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %d", after))
+	execSQL(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rate = %d", after))
 	took := follow(after)
 	followed, more := time.Since(upstream.began), answered.Load()
 	time.Sleep(3 * time.Second)
@@ -361,7 +361,7 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 		}
 	}
 	const seldom = 0.01 // so that of 30 calls some are refused, however long they take
-	execSQL(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %v", seldom))
+	execSQL(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rate = %v", seldom))
 	follow(seldom)
 	execSQL(t, db, "INSERT INTO t_ratelimite_switch (name, enabled) VALUES ('global', 0)")
 	switched(false)
@@ -384,7 +384,7 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	require.Positive(t, refused)
 
 	// A bad row leaves the earlier one in force.
-	execSQL(t, db, "UPDATE t_ratelimite_conf SET rateLimit = -5")
+	execSQL(t, db, "UPDATE t_ratelimite_conf SET rate = -5")
 	eventually(t, func() error {
 		if s := fleet[2].stats(t); len(s.Rejected) != 1 || len(s.Limits) != 1 || s.Limits[0].Rate != seldom {
 			return fmt.Errorf("stats %+v", s)
@@ -410,7 +410,7 @@ func redisWithPassword(t *testing.T, password string) *redistest.Server {
 // The same with database servers, whose passwords are never shown, and settings from a file.
 func TestGatewayWithDatabaseServers(t *testing.T) {
 	t.Parallel()
-	const insert = "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/x', 1, 0, 1)"
+	const insert = "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/x', 1, 0)"
 	t.Run("MariaDB", func(t *testing.T) {
 		t.Parallel()
 		server := dbtest.MariaDB(t)
@@ -447,7 +447,7 @@ func followServer(t *testing.T, server *dbtest.Server, db *sql.DB, dsn, insert s
 	for _, change := range []struct {
 		statement string
 		rate      float64
-	}{{insert, 1}, {"UPDATE t_ratelimite_conf SET rateLimit = 7", 7}} {
+	}{{insert, 1}, {"UPDATE t_ratelimite_conf SET rate = 7", 7}} {
 		execSQL(t, db, change.statement)
 		eventually(t, func() error {
 			if r := p.rate(t); r != change.rate {

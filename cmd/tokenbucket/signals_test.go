@@ -57,7 +57,7 @@ func TestGatewayReloads(t *testing.T) {
 	is("first")
 	underWay := h.ask(p)
 
-	execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit) VALUES ('/y', 5)")
+	execSQL(t, db, "INSERT INTO t_ratelimite_conf (name, rate) VALUES ('/y', 5)")
 	settings(named(t, "second"), "interval: 1h\nlog-level: debug\n")
 	hangUp(p, `level=INFO msg="the settings were reloaded" changed=log-level,upstream`)
 	is("second")

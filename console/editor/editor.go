@@ -41,7 +41,6 @@ type Editor struct {
 	source  *sqlsource.Source
 	dialect sqlsource.Dialect
 	table   sqlsource.TableName
-	names   sqlsource.Columns
 	audit   sqlsource.TableName
 	further []string // may be changed although the source does not read them
 	changes turn     // serialises transactions that change rows
@@ -62,7 +61,7 @@ func New(db *sql.DB, source *sqlsource.Source, opts ...Option) (*Editor, error) 
 		return nil, err
 	}
 	return &Editor{
-		db: db, source: source, dialect: o.dialect, table: source.Table(), names: source.Columns(), audit: o.audit, further: o.further,
+		db: db, source: source, dialect: o.dialect, table: source.Table(), audit: o.audit, further: o.further,
 		changes: make(turn, 1), notes: make(turn, 1),
 	}, nil
 }
@@ -128,8 +127,8 @@ func WithEditable(columns ...string) Option {
 	}
 }
 
-// Columns returns the names of the table's columns.
-func (e *Editor) Columns() sqlsource.Columns { return e.names }
+// Columns returns the names of the table's columns, as they were when the table was used last (sqlsource.Source.Columns).
+func (e *Editor) Columns() sqlsource.Columns { return e.source.Columns() }
 
 // Get returns the row of a name; if there are several, the one in force. It fails with [ErrNoRow] if there is none.
 func (e *Editor) Get(ctx context.Context, name string) (Row, error) {
@@ -165,7 +164,7 @@ func (e *Editor) Change(ctx context.Context, c Change) (AuditEntry, error) {
 // SetShadow turns a row's shadow on or off. A limit in shadow is evaluated and refuses no call. The table needs a column for
 // it.
 func (e *Editor) SetShadow(ctx context.Context, name string, from Version, on bool, who, why string) (AuditEntry, error) {
-	return e.Change(ctx, Change{Name: name, From: from, To: Values{e.names.Shadow: Text(on)}, Who: who, Why: why})
+	return e.Change(ctx, Change{Name: name, From: from, To: Values{e.Columns().Shadow: Text(on)}, Who: who, Why: why})
 }
 
 // plan describes a change of one row.
@@ -257,9 +256,9 @@ func (s *session) cells(p *plan, was *Row) ([]cell, error) {
 		return nil, nil
 	}
 	var cells []cell
+	names := s.Columns()
 	for name, value := range p.to {
-		c, there := s.columns.find(s.dialect, name)
-		names := &s.names
+		c, there := s.column(name)
 		may := c.writable && (p.restore && c.name != names.Modified || s.editable(c.name) || was == nil && c.name == names.ID)
 		switch {
 		case p.restore && there && (!may || c.name == names.Name):
@@ -283,14 +282,15 @@ func (s *session) cells(p *plan, was *Row) ([]cell, error) {
 }
 
 func (e *Editor) editable(name string) bool {
-	d, c := e.dialect, &e.names
-	if name == c.ID || name == c.Name || name == c.Modified {
+	d, c := e.dialect, e.Columns()
+	f, isField := c.Field(name)
+	if name == c.ID || name == c.Modified || f.Setting == "name" {
 		return false
 	}
 	is := func(other string) bool {
 		return other == name || d != sqlsource.PostgreSQL && strings.EqualFold(other, name)
 	}
-	return slices.Contains(c.Names(), name) || slices.ContainsFunc(e.further, is)
+	return isField || slices.ContainsFunc(e.further, is)
 }
 
 // rowError is an error about a name.

@@ -111,10 +111,10 @@ func TestSame(t *testing.T) {
 // A row is validated with its present and its new values.
 func TestCells(t *testing.T) {
 	e := newEditor(t, sqlsource.SQLite, sqlsource.WithColumns(sqlsource.Columns{
-		ID: "f0", Name: "f1", Rate: "f2", Cache: "f3", Status: "f4", Modified: "f5", Burst: "f6", WarmupMillis: "f7", ColdFactor: "f8", Quota: "f9",
+		ID: "f0", Name: "f1", Rate: "f2", MaxWait: "f3", Disabled: "f4", Modified: "f5", Burst: "f6", WarmupMillis: "f7", ColdFactor: "f8", Quota: "f9",
 	}))
 	s := &session{Editor: e}
-	good := Values{"f1": Text("/a"), "f2": Text(5), "f3": Text(0.5), "f4": Text(1)}
+	good := Values{"f1": Text("/a"), "f2": Text(5), "f3": Text(0.5), "f4": Text(0)}
 	for name, want := range map[string]string{"f2": "-1", "f3": "-2", "f4": "-3", "f6": "-4", "f7": "-5", "f9": "-6"} {
 		var bad *registry.RowError
 		require.ErrorAs(t, s.check("/a", &Row{ID: "1", Values: good}, []cell{{column{name: name}, &want}}), &bad)
@@ -148,7 +148,7 @@ func TestUndoOfAnotherTable(t *testing.T) {
 	e := newEditor(t, sqlsource.SQLite)
 	s := &session{Editor: e, q: e.db}
 	_, err := s.switchBack(context.Background(), &AuditEntry{
-		ID: 1, Table: "others", Name: "x", From: Values{"enabled": Text(1), e.names.Rate: Text(5)}, To: Values{"enabled": Text(1), e.names.Rate: Text(7)},
+		ID: 1, Table: "others", Name: "x", From: Values{"enabled": Text(1), e.Columns().Rate: Text(5)}, To: Values{"enabled": Text(1), e.Columns().Rate: Text(7)},
 	}, "ann", "wrong")
 	require.ErrorIs(t, err, ErrNoEntry)
 }
@@ -158,12 +158,12 @@ func TestLimitOfValues(t *testing.T) {
 	e := newEditor(t, sqlsource.MySQL)
 	l, err := e.Limit("/a", Values{"rateLimit": Text("5.50"), "cache": nil, "window": Text(60), "windowLimit": Text(100), "shadow": Text(1)})
 	require.NoError(t, err)
-	require.Equal(t, registry.Limit{Row: newRow, Name: "/a", Rate: 5.5, WaitShare: 0.5, Window: time.Minute, WindowLimit: 100, Shadow: true}, l)
+	require.Equal(t, registry.Limit{Row: newRow, Name: "/a", Rate: 5.5, MaxWait: 500 * time.Millisecond, Window: time.Minute, WindowLimit: 100, Shadow: true}, l)
 	l, err = e.Limit("/a", Values{"rateLimit": Text("nonsense"), "status": Text(0)})
 	require.NoError(t, err, "what a disabled row would limit to does not matter")
 	require.True(t, l.Disabled)
 	for field, values := range map[string]Values{
-		"rateLimit": {}, "status": {"rateLimit": Text(5), "status": Text(7)}, "cache": {"rateLimit": Text(5), "cache": Text("-1")},
+		"rate": {}, "status": {"rateLimit": Text(5), "status": Text(7)}, "cache": {"rateLimit": Text(5), "cache": Text("-1")},
 		"concurrent": {"rateLimit": Text(5), "concurrent": Text("many")},
 	} {
 		_, err = e.Limit("/a", values)

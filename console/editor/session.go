@@ -187,7 +187,7 @@ func (s *session) prepare(ctx context.Context) error {
 		return err
 	}
 	d := s.dialect
-	for _, name := range s.names.Names() {
+	for _, name := range s.source.MayRead() {
 		for i := range l {
 			if d != sqlsource.PostgreSQL && strings.EqualFold(l[i].name, name) {
 				l[i].name = name
@@ -196,6 +196,22 @@ func (s *session) prepare(ctx context.Context) error {
 	}
 	s.columns = l
 	return s.failed("read the columns of", s.table, s.wrong("SELECT", s.table, s.source.CheckColumns(ctx, s.q)))
+}
+
+// column returns the column of a name: the table's column, or, under another name of the same field that means the same, the one that the
+// table has.
+func (s *session) column(name string) (column, bool) {
+	if c, there := s.columns.find(s.dialect, name); there {
+		return c, true
+	}
+	names := s.Columns()
+	f, ok := names.Field(name)
+	for _, own := range names.Fields() {
+		if ok && own.Setting == f.Setting && own.SameValues(f.Field) {
+			return s.columns.find(s.dialect, own.Name)
+		}
+	}
+	return column{}, false
 }
 
 // layoutOf reads the columns of a table. A missing table is an error that names the cause.
@@ -215,7 +231,7 @@ func (s *session) layoutOf(ctx context.Context, t sqlsource.TableName) (layout, 
 // rowOf returns the row of a name: the one with that key, or if id is nil the one in force; nil if there is none. In a
 // transaction the row is locked.
 func (s *session) rowOf(ctx context.Context, name string, id *string) (*Row, error) {
-	c := &s.names
+	c := s.Columns()
 	column, ok := s.columns.find(s.dialect, c.Name)
 	if !ok {
 		return nil, &ColumnError{Table: s.table.String(), Column: c.Name}
@@ -274,7 +290,7 @@ func (s *session) locked(ctx context.Context, r *Row) (*Row, error) {
 
 // key returns the condition for exactly this row.
 func (s *session) key(r *Row, p *params) (string, error) {
-	column, ok := s.columns.find(p.d, s.names.ID)
+	column, ok := s.columns.find(p.d, s.Columns().ID)
 	id := r.Values[column.name]
 	if !ok || id == nil {
 		return "", s.failed("change", s.table, errors.New("the row has no key"))
@@ -290,7 +306,8 @@ func (s *session) key(r *Row, p *params) (string, error) {
 // rows reads the rows that meet a condition.
 func (s *session) rows(ctx context.Context, right, where string, p *params) ([]Row, error) {
 	d, t := s.dialect, s.table
-	selected := []string{d.Micros(t, s.names.Modified), d.Unread(t, s.names.Modified)}
+	modified := s.Columns().Modified
+	selected := []string{d.Micros(t, modified), d.Unread(t, modified)}
 	for _, c := range s.columns {
 		selected = append(selected, read(d, c))
 	}
@@ -308,6 +325,7 @@ func (s *session) rows(ctx context.Context, right, where string, p *params) ([]R
 // parse converts the texts that rows selects.
 func (s *session) parse(cells []*string) Row {
 	modified, unread, cells := cells[0], cells[1], cells[2:]
+	at := s.Columns().Modified
 	row := Row{Values: Values{}}
 	seen := [][2]*string{{modified, unread}}
 	for i, c := range s.columns {
@@ -316,7 +334,7 @@ func (s *session) parse(cells []*string) Row {
 		if s.editable(c.name) && c.writable {
 			row.Editable = append(row.Editable, c.name)
 		}
-		if c.name != s.names.Modified { // its text depends on the session's time zone
+		if c.name != at { // its text depends on the session's time zone
 			seen = append(seen, [2]*string{&c.name, value})
 		}
 	}

@@ -45,7 +45,7 @@ func (s *session) back(a *AuditEntry, who, why string) *plan {
 	p := &plan{name: a.Name, who: who, why: why, undoes: a.ID, remove: a.From == nil}
 	touched := a.Changed()
 	if a.To != nil { // a removed row is added only if no other row has its name now
-		p.id = a.To[s.names.ID]
+		p.id = a.To[s.Columns().ID]
 	}
 	if a.To != nil && a.From != nil {
 		p.to = Values{}
@@ -65,7 +65,7 @@ func (s *session) back(a *AuditEntry, who, why string) *plan {
 		}
 		for _, column := range touched {
 			is, ok := now.Values[column]
-			if column != s.names.Modified && (!ok || !same(is, a.To[column])) {
+			if column != s.Columns().Modified && (!ok || !same(is, a.To[column])) {
 				return false
 			}
 		}
@@ -108,7 +108,7 @@ type turning struct {
 func (s *session) switchBack(ctx context.Context, a *AuditEntry, who, why string) (AuditEntry, error) {
 	to, ok := a.To.enabled()
 	t, err := s.dialect.ParseTable(a.Table)
-	_, limit := a.To[s.names.Rate] // another table of limits, whose editor writes into the same audit table
+	_, limit := a.To[s.Columns().Rate] // another table of limits, whose editor writes into the same audit table
 	if err != nil || !ok || limit {
 		return AuditEntry{}, fmt.Errorf("%w: entry %d is of table %.130s", ErrNoEntry, a.ID, a.Table)
 	}

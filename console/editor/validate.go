@@ -27,7 +27,8 @@ func (s *session) check(name string, was *Row, cells []cell) error {
 	if was != nil {
 		maps.Copy(values, was.Values)
 	} else {
-		values[s.names.Rate], values[s.names.Status] = Text(1), Text(1)
+		values[s.Columns().Rate] = Text(1)
+		s.enable(values, false)
 	}
 	asked := map[string]*string{}
 	for _, c := range cells {
@@ -37,11 +38,11 @@ func (s *session) check(name string, was *Row, cells []cell) error {
 		}
 	}
 	maps.Copy(values, asked)
-	delete(values, s.names.Modified)
-	values[s.names.ID], values[s.names.Name] = &row, &name
+	delete(values, s.Columns().Modified)
+	values[s.Columns().ID], values[s.Columns().Name] = &row, &name
 	limit, err := s.source.Limit(values)
 	if err == nil && limit.Disabled { // the row is not in force, but must be valid when it is enabled
-		values[s.names.Status] = Text(1)
+		s.enable(values, true)
 		_, hidden := s.source.Limit(values)
 		var bad *registry.RowError
 		if errors.As(hidden, &bad) {
@@ -56,13 +57,40 @@ func (s *session) check(name string, was *Row, cells []cell) error {
 	return limit.Check()
 }
 
+// enable sets the columns by which a row is enabled. Without always it does so only if values has none of them.
+func (e *Editor) enable(values Values, always bool) {
+	names := e.Columns()
+	for column := range values {
+		f, ok := names.Field(column)
+		if ok && f.Setting == "disabled" && !always {
+			return
+		}
+		if ok && f.Setting == "disabled" {
+			values[column] = Text(f.Key != "disabled")
+		}
+	}
+	for _, f := range names.Fields() {
+		if f.Setting == "disabled" {
+			values[f.Name] = Text(f.Key != "disabled")
+		}
+	}
+}
+
 // Limit returns the limit of a row with these values, or a *registry.RowError if the registry would reject the row. A missing
-// column is NULL; without a status the row is enabled. Limit does not use the database.
+// column is NULL; without a column for that the row is enabled. Limit does not use the database.
 func (e *Editor) Limit(name string, values Values) (registry.Limit, error) {
-	row := Values{e.names.Status: Text(1)}
-	maps.Copy(row, values)
-	delete(row, e.names.Modified)
-	row[e.names.ID], row[e.names.Name] = Text(newRow), &name
+	row, names := maps.Clone(values), e.Columns()
+	if row == nil {
+		row = Values{}
+	}
+	e.enable(row, false)
+	for column := range row {
+		if f, ok := names.Field(column); ok && f.Setting == "name" {
+			delete(row, column)
+		}
+	}
+	delete(row, names.Modified)
+	row[names.ID], row[names.Name] = Text(newRow), &name
 	limit, err := e.source.Limit(row)
 	if err != nil {
 		return registry.Limit{}, err
@@ -122,7 +150,7 @@ func (s *session) written(ctx context.Context, p *plan, was *Row, cells []cell) 
 	if err := is.Limit.Check(); err != nil {
 		return nil, err
 	}
-	modified, _ := s.columns.find(s.dialect, s.names.Modified)
+	modified, _ := s.columns.find(s.dialect, s.Columns().Modified)
 	if was != nil && is.Limit.Version <= was.Limit.Version && later(s.dialect, modified) != "" {
 		return nil, s.failed("change", s.table, errLate)
 	}

@@ -12,7 +12,7 @@ func (s *session) update(ctx context.Context, was *Row, cells []cell) error {
 	for _, c := range cells {
 		sets = append(sets, d.Quote(escape(d, c.column.name))+" = "+p.value(c.column, c.value))
 	}
-	if c, ok := s.columns.find(d, s.names.Modified); ok {
+	if c, ok := s.columns.find(d, s.Columns().Modified); ok {
 		if later := later(d, c); later != "" {
 			sets = append(sets, d.Quote(c.name)+" = "+later)
 		}
@@ -31,13 +31,13 @@ func (s *session) update(ctx context.Context, was *Row, cells []cell) error {
 // add inserts a row.
 func (s *session) add(ctx context.Context, name string, cells []cell) error {
 	d, p := s.dialect, params{d: s.dialect}
-	c, _ := s.columns.find(d, s.names.Name)
+	c, _ := s.columns.find(d, s.Columns().Name)
 	columns, values := []string{d.Quote(c.name)}, []string{p.value(c, &name)}
 	for _, c := range cells {
 		columns = append(columns, d.Quote(escape(d, c.column.name)))
 		values = append(values, p.value(c.column, c.value))
 	}
-	if c, ok := s.columns.find(d, s.names.Modified); ok && now(d, c) != "" {
+	if c, ok := s.columns.find(d, s.Columns().Modified); ok && now(d, c) != "" {
 		columns = append(columns, d.Quote(c.name))
 		values = append(values, now(d, c))
 	}

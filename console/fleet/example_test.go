@@ -15,7 +15,7 @@ import (
 // A gateway written in Go publishes its figures for consoles.
 func ExampleNewPublisher() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	source := registry.Static{{Name: "/ibe/AvailFare", Rate: 5, WaitShare: 0.5}}
+	source := registry.Static{{Name: "/ibe/AvailFare", Rate: 5, MaxWait: 500 * time.Millisecond}}
 
 	meter := fleet.NewMeter()
 	limits, err := registry.New(source, tokenbucket.NewRedisScriptStore(client),

@@ -76,7 +76,7 @@ func TestMeterCounts(t *testing.T) {
 		ten := 10.0
 		source := &table{table: registry.Table{
 			Limits: []registry.Limit{
-				{Name: "/some", Row: "1", Rate: 2, MaxPermits: &ten, WaitShare: 1, Version: 7},
+				{Name: "/some", Row: "1", Rate: 2, Burst: &ten, MaxWait: time.Second, Version: 7},
 				{Name: "/warm", Rate: 4, Warmup: 2 * time.Second},
 				{Name: "/quota", Rate: 4, Quota: true},
 				{Name: "/off", Rate: 1, Disabled: true},
@@ -158,7 +158,7 @@ func TestMeterSeesResetsWithoutRate(t *testing.T) {
 // A bucket that was reset is no longer shown as held back, whatever penalty was noted before.
 func TestMeterSeesResets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, limits := metered(t, &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 5, WaitShare: 1}}}})
+		m, limits := metered(t, &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 5, MaxWait: time.Second}}}})
 		_, err := limits.Enter(t.Context(), "/a")
 		require.NoError(t, err)
 		time.Sleep(5 * time.Second)
@@ -232,7 +232,7 @@ func TestMeterFollows(t *testing.T) {
 // Waiters are counted, with the time of the oldest.
 func TestMeterCountsWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, limits := metered(t, registry.Static{{Name: "/a", Rate: 1, WaitShare: 5}})
+		m, limits := metered(t, registry.Static{{Name: "/a", Rate: 1, MaxWait: 5 * time.Second}})
 		began := time.Now()
 		var waiting sync.WaitGroup
 		for range 4 { // one has its permit at once
@@ -457,9 +457,9 @@ func TestTooManyNames(t *testing.T) {
 // too. In shadow, a call that both would refuse counts once.
 func TestRefusedAfterTheRateIsNotGranted(t *testing.T) {
 	meter := NewMeter()
-	rows := registry.Static{{Name: "/window", Rate: 20, WaitShare: 1, Window: time.Hour, WindowLimit: 3}, {Name: "/trial", Rate: 20, WaitShare: 1, Window: time.Hour, WindowLimit: 3, Shadow: true},
-		{Name: "/places", Rate: 20, WaitShare: 1, Concurrent: 1},
-		{Name: "/both", Rate: 0.001, WaitShare: 1, Window: time.Hour, WindowLimit: 3, Concurrent: 1, Shadow: true}}
+	rows := registry.Static{{Name: "/window", Rate: 20, MaxWait: time.Second, Window: time.Hour, WindowLimit: 3}, {Name: "/trial", Rate: 20, MaxWait: time.Second, Window: time.Hour, WindowLimit: 3, Shadow: true},
+		{Name: "/places", Rate: 20, MaxWait: time.Second, Concurrent: 1},
+		{Name: "/both", Rate: 0.001, MaxWait: time.Second, Window: time.Hour, WindowLimit: 3, Concurrent: 1, Shadow: true}}
 	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores(),
 		registry.WithLimiterOptions(tokenbucket.WithObserver(meter.Observer())), registry.WithBypassHook(meter.Bypassed), registry.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)

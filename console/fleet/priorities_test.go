@@ -21,7 +21,7 @@ func TestMeterCountsPriorities(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := 1.0
 		m, limits := metered(t, registry.Static{
-			{Name: "/a", Rate: 20, MaxPermits: &one, WaitShare: 0.5}, {Name: "/low", Rate: 5, WaitShare: 0.5, Priority: tokenbucket.Low}, {Name: "/normal", Rate: 5},
+			{Name: "/a", Rate: 20, Burst: &one, MaxWait: 500 * time.Millisecond}, {Name: "/low", Rate: 5, MaxWait: 500 * time.Millisecond, Priority: tokenbucket.Low}, {Name: "/normal", Rate: 5},
 			{Name: "/window", Rate: 5, Window: time.Hour, WindowLimit: 1},
 		}, registry.WithLocalWindows())
 		var calling sync.WaitGroup
@@ -79,7 +79,7 @@ func TestMeterCountsOutcomesByPriority(t *testing.T) {
 func TestPrioritiesAreAFieldOfTheirOwn(t *testing.T) {
 	published := func(p tokenbucket.Priority) (fields map[string]string) {
 		synctest.Test(t, func(t *testing.T) {
-			m, limits := metered(t, registry.Static{{Name: "/a", Rate: 2, WaitShare: 0.1}, {Name: "/b", Rate: 2}})
+			m, limits := metered(t, registry.Static{{Name: "/a", Rate: 2, MaxWait: 100 * time.Millisecond}, {Name: "/b", Rate: 2}})
 			began := time.Now()
 			for range 3 {
 				_, err := limits.Enter(gate.WithPriority(t.Context(), p), "/a")

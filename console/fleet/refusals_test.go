@@ -20,8 +20,8 @@ func TestRefusalsByBound(t *testing.T) {
 		one := 1.0
 		source := &table{table: registry.Table{
 			Limits: []registry.Limit{
-				{Name: "/window", Rate: 100, WaitShare: 1, Window: time.Hour, WindowLimit: 3},
-				{Name: "/rate", Rate: 0.001, MaxPermits: &one, Window: time.Hour, WindowLimit: 1000},
+				{Name: "/window", Rate: 100, MaxWait: time.Second, Window: time.Hour, WindowLimit: 3},
+				{Name: "/rate", Rate: 0.001, Burst: &one, Window: time.Hour, WindowLimit: 1000},
 				{Name: "/places", NoRate: true, Concurrent: 2},
 				{Name: "/zero"},
 				{Name: "/held", Rate: 100},

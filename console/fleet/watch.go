@@ -238,12 +238,12 @@ func DeciderOf(row *registry.Limit) gate.Decider {
 // ConfigOf returns a row as instances publish it.
 func ConfigOf(row *registry.Limit) Config {
 	c := Config{
-		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.WaitShare * float64(time.Second)),
+		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: row.MaxWait,
 		Window: row.Window, WindowLimit: row.WindowLimit, Concurrent: row.Concurrent, ConcurrentWait: row.ConcurrentWait, NoRate: row.NoRate, PerKey: row.PerKey,
 		Version: row.Version, Shadow: row.Shadow,
 	}
-	if row.MaxPermits != nil {
-		c.MaxPermits = *row.MaxPermits
+	if row.Burst != nil {
+		c.MaxPermits = *row.Burst
 	}
 	switch {
 	case row.Rate == 0:

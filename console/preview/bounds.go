@@ -14,7 +14,7 @@ const slack = 1e-6
 
 func (l *limit) bucket() bucket {
 	rate, size := l.Rate, l.size()
-	wait := rate * l.WaitShare
+	wait := rate * l.MaxWait.Seconds()
 	if l.Warmup <= 0 {
 		return bucket{rate, size + wait, rate, size + wait}
 	}
@@ -35,8 +35,8 @@ func (l *limit) size() float64 {
 	switch {
 	case l.Quota:
 		return 1
-	case l.MaxPermits != nil:
-		return *l.MaxPermits
+	case l.Burst != nil:
+		return *l.Burst
 	}
 	return max(l.Rate, 1)
 }

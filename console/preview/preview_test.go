@@ -19,7 +19,7 @@ func flat(steps int, calls int64) []preview.Point {
 }
 
 func Example() {
-	five := registry.Limit{Rate: 5, WaitShare: 0.5}
+	five := registry.Limit{Rate: 5, MaxWait: 500 * time.Millisecond}
 	day := preview.Of(preview.Input{Limit: five, Minutes: flat(1440, 432), Period: "today's traffic"})
 	fmt.Println(day.Text)
 	fmt.Println(strings.Join(day.Notes, "\n"))
@@ -50,8 +50,8 @@ func TestWords(t *testing.T) {
 		"nothing passes; all of the last 3 minutes' traffic of 0.0167/s":                     {Limit: registry.Limit{}, Minutes: flat(3, 1)},
 		"nothing passes; there was no call in the last 2 minutes' traffic":                   {Limit: registry.Limit{}, Minutes: flat(2, 0)},
 		"nothing passes; there was no call":                                                  {},
-		"2.5/s, saves up 20, does not wait; ":                                                {Limit: registry.Limit{Rate: 2.5, MaxPermits: size(20)}},
-		"0.4/s, saves up 1, waits up to 1.25 s; ":                                            {Limit: registry.Limit{Rate: 0.4, WaitShare: 1.25}},
+		"2.5/s, saves up 20, does not wait; ":                                                {Limit: registry.Limit{Rate: 2.5, Burst: size(20)}},
+		"0.4/s, saves up 1, waits up to 1.25 s; ":                                            {Limit: registry.Limit{Rate: 0.4, MaxWait: 1250 * time.Millisecond}},
 		"3/s, warms up from 1/s in 2 min, does not wait; ":                                   {Limit: registry.Limit{Rate: 3, Warmup: 2 * time.Minute}},
 		"less than 1 % of the last 101 seconds' traffic of 10/s would be refused":            {Limit: registry.Limit{Rate: 10}, Seconds: append(flat(100, 10), flat(1, 13)...)},
 		"would be refused to more than 99 %":                                                 {Limit: registry.Limit{Rate: 0.01}, Minutes: flat(10, 100_000)},

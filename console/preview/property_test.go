@@ -18,13 +18,13 @@ import (
 // limits draws a limit with everything that can refuse.
 func limits(t *rapid.T) limit {
 	l := limit{
-		Rate:      rapid.SampledFrom([]float64{0.1, 0.5, 1, 2, 3.7, 5, 10, 25}).Draw(t, "rate"),
-		WaitShare: float64(rapid.IntRange(0, 4).Draw(t, "wait")) * 0.25,
+		Rate:    rapid.SampledFrom([]float64{0.1, 0.5, 1, 2, 3.7, 5, 10, 25}).Draw(t, "rate"),
+		MaxWait: time.Duration(rapid.IntRange(0, 4).Draw(t, "wait")) * 250 * time.Millisecond,
 	}
 	switch rapid.IntRange(0, 4).Draw(t, "kind") {
 	case 0:
 		size := float64(rapid.IntRange(0, 40).Draw(t, "burst"))
-		l.MaxPermits = &size
+		l.Burst = &size
 	case 1:
 		l.Quota, l.Rate = true, float64(int(l.Rate)+1)
 	case 2:
@@ -54,17 +54,17 @@ func raise(t *rapid.T, l limit) limit {
 	switch rapid.IntRange(0, 5).Draw(t, "raised") {
 	case 0:
 		size := l.size() // by default it grows with the rate, and not else
-		if l.MaxPermits != nil {
-			l.MaxPermits = &size
+		if l.Burst != nil {
+			l.Burst = &size
 		}
 		l.Rate *= float64(rapid.IntRange(2, 3).Draw(t, "times"))
 	case 1:
-		if l.MaxPermits != nil {
-			size := *l.MaxPermits + float64(rapid.IntRange(1, 9).Draw(t, "more"))
-			l.MaxPermits = &size
+		if l.Burst != nil {
+			size := *l.Burst + float64(rapid.IntRange(1, 9).Draw(t, "more"))
+			l.Burst = &size
 		}
 	case 2:
-		l.WaitShare += float64(rapid.IntRange(1, 2000).Draw(t, "longer")) / 1000
+		l.MaxWait += time.Duration(rapid.IntRange(1, 2000).Draw(t, "longer")) * time.Millisecond
 	case 3:
 		l.WindowLimit += rapid.IntRange(0, 100).Draw(t, "window")
 	case 4:
@@ -135,7 +135,7 @@ func TestTruthIsWithin(t *testing.T) {
 // TestTight: the bounds are reached within two calls at certain times of the calls.
 func TestTight(t *testing.T) {
 	wait := func(l limit, d time.Duration) limit {
-		l.WaitShare = d.Seconds()
+		l.MaxWait = d
 		return l
 	}
 	size := 5.0
@@ -147,13 +147,13 @@ func TestTight(t *testing.T) {
 	}{
 		"flood":               {limit{Rate: 1}, []int64{600, 600}, true},
 		"flood that waits":    {wait(limit{Rate: 1}, 5*time.Second), []int64{600, 600}, true},
-		"flood of a burst":    {limit{Rate: 1, MaxPermits: &size}, []int64{600}, true},
+		"flood of a burst":    {limit{Rate: 1, Burst: &size}, []int64{600}, true},
 		"flood of a quota":    {limit{Rate: 2, Quota: true}, []int64{6000, 6000}, true},
 		"flood of 7 s":        {window(7*time.Second, 10), []int64{600}, true},
 		"flood of a minute":   {window(time.Minute, 50), []int64{600, 600}, true},
 		"flood of 3 minutes":  {window(3*time.Minute, 100), []int64{600, 600, 600, 600}, true},
-		"edges":               {limit{Rate: 1, MaxPermits: &size}, []int64{5, 5}, false},
-		"edges that wait":     {wait(limit{Rate: 1, MaxPermits: &size}, 5*time.Second), []int64{20, 20}, false},
+		"edges":               {limit{Rate: 1, Burst: &size}, []int64{5, 5}, false},
+		"edges that wait":     {wait(limit{Rate: 1, Burst: &size}, 5*time.Second), []int64{20, 20}, false},
 		"edges, all is well":  {limit{Rate: 10}, []int64{5, 5, 5, 5}, false},
 		"edges of a minute":   {window(time.Minute, 50), []int64{50, 50}, false},
 		"edges of 3 minutes":  {window(3*time.Minute, 100), []int64{100, 0, 0, 100}, false},
@@ -255,8 +255,8 @@ func TestExtremes(t *testing.T) {
 			}
 			all := l
 			all.Rate, all.WindowLimit, all.Concurrent, all.Warmup, all.Quota = float64(calls+1), int(calls+1), int(calls+1), 0, false
-			if all.MaxPermits != nil {
-				all.MaxPermits = &all.Rate
+			if all.Burst != nil {
+				all.Burst = &all.Rate
 			}
 			in.Limit = registry.Limit(all)
 			if r := Of(in); r.Least != 0 || r.Most != 0 {

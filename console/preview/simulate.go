@@ -83,7 +83,7 @@ func newTrial(l *limit) (*trial, error) {
 	}
 	// A caller that may wait gets a permit as long as the bucket's debt does not exceed the permits of that time. A bucket
 	// that stores as many more permits, with callers that do not wait, decides the same, at once and 100 times as fast.
-	size := l.size() + l.Rate*l.WaitShare
+	size := l.size() + l.Rate*l.MaxWait.Seconds()
 	t.limiter, err = tokenbucket.NewSmoothBursty("preview", l.Rate, append(opts, tokenbucket.WithMaxPermits(size), tokenbucket.WithInitialPermits(size))...)
 	return t, err
 }
@@ -127,5 +127,5 @@ func (t *trial) permit() bool {
 
 // wait returns how long a call may wait.
 func (l *limit) wait() time.Duration {
-	return time.Duration(math.Round(l.WaitShare * float64(time.Second)))
+	return l.MaxWait
 }

@@ -86,7 +86,7 @@ func TestConcurrency(t *testing.T) {
 // A row with a window counts calls, and one with a rate besides makes them wait.
 func TestWindow(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
-		r := rows(t, registry.Limit{Name: "calls", Rate: 50, WaitShare: 1, Window: time.Hour, WindowLimit: 3, Concurrent: 5})
+		r := rows(t, registry.Limit{Name: "calls", Rate: 50, MaxWait: time.Second, Window: time.Hour, WindowLimit: 3, Concurrent: 5})
 		s := &service{}
 		call := start(s, interceptors(t, r, keyed("calls")))
 		for range 3 {

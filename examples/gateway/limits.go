@@ -15,10 +15,10 @@ import (
 
 // rows inserts the limits, in SQL that all three databases accept. A row has a name, calls in any second, and how many seconds a call
 // may wait.
-const rows = `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES
-	('/ibe/AvailFare', 5, 0.5, 1),
-	('/ibe/PnrRetrieve', 3, 0.5, 1),
-	('/ibe/Ticket', 1, 2, 1)`
+const rows = `INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES
+	('/ibe/AvailFare', 5, 0.5),
+	('/ibe/PnrRetrieve', 3, 0.5),
+	('/ibe/Ticket', 1, 2)`
 
 // createLimits creates the tables, and inserts rows into empty ones.
 func createLimits(ctx context.Context, db *sql.DB, d sqlsource.Dialect) error {
@@ -70,7 +70,7 @@ A call, and ten at once, of which the row lets some pass:
 
 Change the limit: within a second, another number of the ten passes. The airline accepts no more than 10 a second:
 
-  %[3]s "UPDATE t_ratelimite_conf SET rateLimit = 1 WHERE interfaceUrl = '/ibe/AvailFare'"
+  %[3]s "UPDATE t_ratelimite_conf SET rate = 1 WHERE name = '/ibe/AvailFare'"
 
 Limit nothing, and limit again. What the airline then refuses, it logs here:
 
@@ -79,7 +79,7 @@ Limit nothing, and limit again. What the airline then refuses, it logs here:
 
 Without that program, the example executes SQL itself:
 
-  go run ./examples/gateway %[4]s --exec "UPDATE t_ratelimite_conf SET rateLimit = 5"
+  go run ./examples/gateway %[4]s --exec "UPDATE t_ratelimite_conf SET rate = 5"
 
 Ctrl-C ends it.
 `, g.url, buckets, client, own)

@@ -139,7 +139,7 @@ func follow(t *testing.T, o options) {
 	defer g.close()
 	for _, rate := range []int{5, 8} {
 		if rate != 5 {
-			execute(t, g, "UPDATE t_ratelimite_conf SET rateLimit = 8 WHERE interfaceUrl = '"+fares+"'")
+			execute(t, g, "UPDATE t_ratelimite_conf SET rate = 8 WHERE name = '"+fares+"'")
 		}
 		follows(t, g, float64(rate))
 		const seconds = 2
@@ -198,7 +198,7 @@ func TestRun(t *testing.T) {
 		require.Contains(t, out.String(), "curl -i -X POST http://127.0.0.1:")
 		require.Contains(t, out.String(), "sqlite3 "+o.file)
 		statement := o
-		statement.statement = "DELETE FROM t_ratelimite_conf WHERE interfaceUrl <> '" + fares + "'"
+		statement.statement = "DELETE FROM t_ratelimite_conf WHERE name <> '" + fares + "'"
 		require.NoError(t, run(t.Context(), statement, io.Discard))
 	}
 	g, err := start(t.Context(), o)

@@ -90,8 +90,8 @@ func TestDemo(t *testing.T) {
 	take("semaphores", "holders", "light", 1000, 540)
 
 	p.do(page.BringToFront(), chromedp.EmulateViewport(1200, 860), chromedp.Navigate(at+"change?name="+url.QueryEscape("/ibe/AvailFare")))
-	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "5"`)
-	p.write(`input[name="rateLimit"]`, "8")
+	p.waitFor(`document.querySelector('input[name="rate"]')?.value === "5"`)
+	p.write(`input[name="rate"]`, "8")
 	p.waitFor(`document.getElementById("preview").textContent.includes("8/s")`)
 	p.do(chromedp.SendKeys("#why", "more of them were agreed"))
 	p.waitFor(`document.getElementById("now").textContent.includes("traffic") || document.getElementById("now").textContent.includes("whole minute")`)

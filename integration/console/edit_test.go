@@ -21,7 +21,7 @@ import (
 type table struct{ db *sql.DB }
 
 func (r *table) rate(t *testing.T, name string) (rate string) {
-	require.NoError(t, r.db.QueryRow("SELECT CAST(rateLimit AS TEXT) FROM t_ratelimite_conf WHERE interfaceUrl = ?", name).Scan(&rate))
+	require.NoError(t, r.db.QueryRow("SELECT CAST(rate AS TEXT) FROM t_ratelimite_conf WHERE name = ?", name).Scan(&rate))
 	return rate
 }
 
@@ -47,7 +47,7 @@ func withTable(t *testing.T) (config console.Config, rows *table) {
 	t.Cleanup(func() { _ = db.Close() })
 	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
 	require.NoError(t, editor.CreateAuditTable(t.Context(), db, sqlsource.SQLite))
-	_, err = db.Exec("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/ibe/AvailFare', 5, 0.5)")
+	_, err = db.Exec("INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/ibe/AvailFare', 5, 0.5)")
 	require.NoError(t, err)
 	return console.Config{
 		Source: fleettest.Example(), Editor: editorOf(t, db), Access: writers(),
@@ -63,8 +63,8 @@ func TestEditConflictUndo(t *testing.T) {
 	at, rows := serveTable(t)
 	page := at + "change?name=%2Fibe%2FAvailFare"
 	p := open(t, page, signedIn())
-	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "5"`)
-	set := func(value string) { p.t.Helper(); p.write(`input[name="rateLimit"]`, value) }
+	p.waitFor(`document.querySelector('input[name="rate"]')?.value === "5"`)
+	set := func(value string) { p.t.Helper(); p.write(`input[name="rate"]`, value) }
 	set("2")
 	p.waitFor(`document.getElementById("preview").textContent.includes("2/s")`)
 	require.Contains(t, eval[string](p, `document.getElementById("preview").textContent`), "the last day's traffic")
@@ -77,7 +77,7 @@ func TestEditConflictUndo(t *testing.T) {
 	require.Equal(t, "2", rows.rate(t, "/ibe/AvailFare"))
 	require.Contains(t, eval[string](p, `document.querySelector("#entries").textContent`), "Rate 5/s → 2/s")
 
-	_, err := rows.db.Exec("UPDATE t_ratelimite_conf SET rateLimit = 9 WHERE interfaceUrl = '/ibe/AvailFare'")
+	_, err := rows.db.Exec("UPDATE t_ratelimite_conf SET rate = 9 WHERE name = '/ibe/AvailFare'")
 	require.NoError(t, err)
 	set("3")
 	p.do(chromedp.SendKeys("#why", "late"), chromedp.Click("#save"))
@@ -86,7 +86,7 @@ func TestEditConflictUndo(t *testing.T) {
 	require.Equal(t, "Rate 2/s → 9/s", eval[string](p, `document.querySelector("#error li").textContent`))
 	require.Equal(t, "9", rows.rate(t, "/ibe/AvailFare"))
 	p.do(chromedp.Click("#error a"))
-	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "9"`)
+	p.waitFor(`document.querySelector('input[name="rate"]')?.value === "9"`)
 
 	set("-4")
 	p.do(chromedp.SendKeys("#why", "wrong"), chromedp.Click("#save"))
@@ -107,9 +107,9 @@ func TestEditConflictUndo(t *testing.T) {
 func TestWrongToken(t *testing.T) {
 	at, rows := serveTable(t)
 	p := open(t, at+"change?name=%2Fibe%2FAvailFare", signedIn())
-	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "5"`)
+	p.waitFor(`document.querySelector('input[name="rate"]')?.value === "5"`)
 	p.do(chromedp.Evaluate(`document.querySelector('meta[name="csrf"]').content = "forged"`, nil),
-		chromedp.SendKeys(`input[name="rateLimit"]`, "7"), chromedp.SendKeys("#why", "x"), chromedp.Click("#save"))
+		chromedp.SendKeys(`input[name="rate"]`, "7"), chromedp.SendKeys("#why", "x"), chromedp.Click("#save"))
 	p.waitFor(`document.getElementById("error").textContent.includes("out of date")`)
 	p.forgive("403")
 	require.Equal(t, "5", rows.rate(t, "/ibe/AvailFare"))
@@ -123,7 +123,7 @@ func TestPenaltyIsChosen(t *testing.T) {
 	choose := func(value, done string) (is sql.NullString) {
 		p.do(chromedp.SetValue(`select[name="penalty"]`, value, chromedp.ByQuery), chromedp.SendKeys("#why", "try"), chromedp.Click("#save"))
 		p.waitFor(`document.getElementById("done")?.textContent.includes("` + done + `")`)
-		require.NoError(t, rows.db.QueryRow("SELECT penalty FROM t_ratelimite_conf WHERE interfaceUrl = '/ibe/AvailFare'").Scan(&is))
+		require.NoError(t, rows.db.QueryRow("SELECT penalty FROM t_ratelimite_conf WHERE name = '/ibe/AvailFare'").Scan(&is))
 		return is
 	}
 	require.Equal(t, sql.NullString{String: "429,503", Valid: true}, choose("429,503", "429 and 503"))

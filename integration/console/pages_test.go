@@ -92,7 +92,7 @@ func TestTelephone(t *testing.T) {
 	row, err := edit.Get(t.Context(), "/ibe/AvailFare")
 	require.NoError(t, err)
 	_, err = edit.Change(t.Context(), editor.Change{Name: row.Name, From: row.Version, Who: "ann", Why: "the upstream asks for it",
-		To: editor.Values{"rateLimit": editor.Text(6), "window": editor.Text(60), "windowLimit": editor.Text(300)}})
+		To: editor.Values{"rate": editor.Text(6), "window": editor.Text(60), "window_limit": editor.Text(300)}})
 	require.NoError(t, err)
 	for _, colours := range []string{"light", "dark"} {
 		p := open(t, at, signedIn(), chromedp.EmulateViewport(360, 740), scheme(colours))
@@ -121,10 +121,10 @@ func TestFormWritesColumns(t *testing.T) {
 	p.waitFor(`document.getElementById("preview").textContent.includes("in shadow: 5/s, saves up 5, waits up to 125 ms")`)
 	p.write(`[name="concurrent"]`, "1")
 	p.waitFor(`document.getElementById("preview").textContent.includes("is not known: the history does not show how many calls ran at once") || document.getElementById("preview").textContent.includes("how many more is not known")`)
-	p.write(`[name="rateLimit"]`, "-3")
+	p.write(`[name="rate"]`, "-3")
 	p.waitFor(`document.querySelector("#preview .error")?.textContent.startsWith("Rate -3/s: want")`)
 	require.NotContains(t, eval[string](p, `document.getElementById("preview").textContent`), "every call passes")
-	p.write(`[name="rateLimit"]`, "5")
+	p.write(`[name="rate"]`, "5")
 	p.write(`[name="concurrent"]`, " ")
 	p.do(chromedp.SendKeys("#why", "tried"), chromedp.Click("#save"))
 	p.waitFor(`document.getElementById("done").textContent.includes("Shadow no → yes, Longest wait 500 ms → 125 ms")`)

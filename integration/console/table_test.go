@@ -35,7 +35,7 @@ func TestLiveUpdateOfATable(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, sqlsource.CreateTable(t.Context(), elsewhere, sqlsource.MySQL))
-	change("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/ibe/AvailFare', 5, 0.5)")
+	change("INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/ibe/AvailFare', 5, 0.5)")
 
 	source, err := sqlsource.New(here, sqlsource.MySQL)
 	require.NoError(t, err)
@@ -61,13 +61,13 @@ func TestLiveUpdateOfATable(t *testing.T) {
 	}
 	rate("5")
 	for _, r := range []string{"8", "6", "7"} {
-		change("UPDATE t_ratelimite_conf SET rateLimit = " + r)
+		change("UPDATE t_ratelimite_conf SET rate = " + r)
 		p.within(3*time.Second, "a rate of "+r, func() { rate(r) })
 	}
 	server.Kill()
 	p.within(5*time.Second, "no database", func() { p.waitFor(`document.getElementById("problems").textContent.includes("loads fail")`) })
 	require.NoError(t, server.Restart())
 	p.within(5*time.Second, "a database again", func() { p.waitFor(`!document.getElementById("problems").textContent.includes("loads fail")`) })
-	change("UPDATE t_ratelimite_conf SET rateLimit = 9")
+	change("UPDATE t_ratelimite_conf SET rate = 9")
 	p.within(3*time.Second, "a rate of 9", func() { rate("9") })
 }

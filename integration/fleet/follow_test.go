@@ -63,7 +63,7 @@ func TestFollow(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { require.NoError(t, db.Close()) }()
 			require.NoError(t, sqlsource.CreateTable(ctx, db, d.dialect))
-			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/ibe/AvailFare', 50, 0.5, 1)")
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/ibe/AvailFare', 50, 0.5)")
 			var workers []*worker.Worker[event]
 			for range 3 {
 				workers = append(workers, worker.Start[event](t, workerEnv, job{
@@ -90,7 +90,7 @@ func TestFollow(t *testing.T) {
 				rate float64
 			}{{rate: 50}}
 			for i, rate := range []float64{200, 20, 80} {
-				exec1(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %v WHERE interfaceUrl = '/ibe/AvailFare'", rate))
+				exec1(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rate = %v WHERE name = '/ibe/AvailFare'", rate))
 				steps = append(steps, struct {
 					at   int64
 					rate float64
@@ -196,8 +196,8 @@ func TestRowsAndServers(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { require.NoError(t, db.Close()) }()
 			require.NoError(t, sqlsource.CreateTable(ctx, db, d.dialect))
-			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/a', 1, 0, 1)")
-			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/b', 1, 0, 1)")
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/a', 1, 0)")
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/b', 1, 0)")
 			source, err := sqlsource.New(db, d.dialect)
 			require.NoError(t, err)
 			r, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()),
@@ -226,17 +226,17 @@ func TestRowsAndServers(t *testing.T) {
 				return 0
 			}
 			require.False(t, passing(3))
-			exec1(t, db, "UPDATE t_ratelimite_conf SET status = 0 WHERE interfaceUrl = '/a'")
+			exec1(t, db, "UPDATE t_ratelimite_conf SET disabled = 1 WHERE name = '/a'")
 			until("a disabled row lets every call pass", func() bool { return passing(50) })
-			exec1(t, db, "UPDATE t_ratelimite_conf SET status = 1, rateLimit = 7 WHERE interfaceUrl = '/a'")
+			exec1(t, db, "UPDATE t_ratelimite_conf SET disabled = 0, rate = 7 WHERE name = '/a'")
 			until("enabled, with another rate", func() bool { return rate() == 7 })
-			exec1(t, db, "UPDATE t_ratelimite_conf SET rateLimit = -7 WHERE interfaceUrl = '/a'")
+			exec1(t, db, "UPDATE t_ratelimite_conf SET rate = -7 WHERE name = '/a'")
 			until("a bad row is rejected", func() bool { return len(r.Stats().Rejected) == 1 })
 			require.Equal(t, 7.0, rate(), "and what was before stays")
 			require.ErrorContains(t, &r.Stats().Rejected[0], "-7")
-			exec1(t, db, "DELETE FROM t_ratelimite_conf WHERE interfaceUrl = '/a'")
+			exec1(t, db, "DELETE FROM t_ratelimite_conf WHERE name = '/a'")
 			until("a deleted row is as if it had never been", func() bool { return rate() == 0 })
-			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/a', 3, 0, 1)")
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (name, rate, max_wait) VALUES ('/a', 3, 0)")
 			until("it comes back", func() bool { return rate() == 3 })
 			if server == nil {
 				return
@@ -265,7 +265,7 @@ func TestRowsAndServers(t *testing.T) {
 				require.NoError(t, server.Restart())
 				until("recovered", func() bool { return r.Stats().Err == nil })
 				require.Equal(t, 3.0, rate())
-				exec1(t, db, "UPDATE t_ratelimite_conf SET rateLimit = 4 WHERE interfaceUrl = '/a'")
+				exec1(t, db, "UPDATE t_ratelimite_conf SET rate = 4 WHERE name = '/a'")
 				until("follows again", func() bool { return rate() == 4 })
 			})
 		})

@@ -152,7 +152,7 @@ func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
 	t.Parallel()
 	const quota, seconds = 20, 30
 	const jitter = 40 * time.Millisecond
-	limit := registry.Limit{Name: "/ibe/AvailFare", Rate: quota, WaitShare: 0.5}
+	limit := registry.Limit{Name: "/ibe/AvailFare", Rate: quota, MaxWait: 500 * time.Millisecond}
 	counted := limit
 	counted.Quota, counted.Jitter = true, jitter
 	for _, c := range []struct {
@@ -201,7 +201,7 @@ func TestRetryAfterHoldsTheFleet(t *testing.T) {
 	full, half := bucket(quota), bucket(quota/2)
 	u := startUpstream(t, full)
 	u.retry = "3"
-	workers := gateways(t, u, registry.Limit{Name: "/ibe/Ticket", Rate: quota, WaitShare: 0.5})
+	workers := gateways(t, u, registry.Limit{Name: "/ibe/Ticket", Rate: quota, MaxWait: 500 * time.Millisecond})
 	u.awaits(t, func(arrived []arrival) bool {
 		from := map[string]bool{}
 		for _, a := range arrived {

@@ -56,10 +56,10 @@ type rows struct {
 // open makes the registry of a process and returns the limiter of the row.
 func (r *rows) open(store tb.Store) (*tb.RateLimiter, error) {
 	s, size := r.spec, burst
-	r.row = registry.Limit{Name: s.cell.name, Rate: rate, MaxPermits: &size, Quota: s.quota, Warmup: s.warmup, Shadow: s.shadow,
-		WaitShare: patience.Seconds(), Version: max(1, s.version)}
+	r.row = registry.Limit{Name: s.cell.name, Rate: rate, Burst: &size, Quota: s.quota, Warmup: s.warmup, Shadow: s.shadow,
+		MaxWait: patience, Version: max(1, s.version)}
 	if s.quota || s.warmup > 0 {
-		r.row.MaxPermits = nil
+		r.row.Burst = nil
 	}
 	if s.places {
 		r.row.Window, r.row.WindowLimit = time.Second, 100*rate

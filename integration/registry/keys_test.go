@@ -67,7 +67,7 @@ func TestKeysOfCallersExpire(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			const burst = 10
 			most := float64(burst)
-			rows := registry.Static{{Name: "*", Rate: 0.1, MaxPermits: &most, Version: 1_700_000_000, PerKey: true}}
+			rows := registry.Static{{Name: "*", Rate: 0.1, Burst: &most, Version: 1_700_000_000, PerKey: true}}
 			open := func() *registry.Registry {
 				limits, err := registry.New(rows, newStore(tokenbucket.WithKeyPrefix(which+":")), registry.WithLogger(slog.New(slog.DiscardHandler)),
 					registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(20*time.Second)))

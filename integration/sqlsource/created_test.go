@@ -15,10 +15,10 @@ func TestCreatedTable(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
 		long := strings.Repeat("ab", 256)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit", long, 5)
+		b.insert(t, db, conf, "name, rate", long, 5)
 		var versions []int64
 		for _, rate := range []string{"5", "6", "7"} {
-			exec(t, db, "UPDATE "+conf+" SET rateLimit = "+rate)
+			exec(t, db, "UPDATE "+conf+" SET rate = "+rate)
 			table := load(t, b, db)
 			require.Len(t, table.Limits, 1)
 			require.Equal(t, long, table.Limits[0].Name)

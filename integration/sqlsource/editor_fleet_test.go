@@ -117,7 +117,7 @@ func TestEditByHand(t *testing.T) {
 		e := newEditor(t, b, db)
 		_, err := e.Change(ctx, editor.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
 		require.NoError(t, err)
-		for _, statement := range []string{"UPDATE " + conf + " SET cache = 0.1", "UPDATE " + conf + " SET channelType = 'web'", "DELETE FROM " + conf} {
+		for _, statement := range []string{"UPDATE " + conf + " SET max_wait = 0.1", "UPDATE " + conf + " SET channelType = 'web'", "DELETE FROM " + conf} {
 			row := get(t, e, "/a")
 			exec(t, db, statement)
 			_, err := e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "ben", Why: "more"})
@@ -164,13 +164,13 @@ func TestFleetFollows(t *testing.T) {
 					}
 					table, err := s.Load(ctx)
 					if !assert.NoError(t, err) || !assert.Empty(t, table.Rejected) || !assert.Len(t, table.Limits, 1) ||
-						!assert.InDelta(t, table.Limits[0].Rate/100, table.Limits[0].WaitShare, 1e-9) {
+						!assert.InDelta(t, table.Limits[0].Rate/100, table.Limits[0].MaxWait.Seconds(), 1e-9) {
 						return
 					}
 				}
 			})
 		}
-		for i := range 6 { // cache goes with the rate
+		for i := range 6 { // max_wait goes with the rate
 			rate := 200 - 10*i
 			_, err := e.Change(ctx, editor.Change{Name: "/a", From: get(t, e, "/a").Version, To: to(e, rate, float64(rate)/100), Who: "ben", Why: "less"})
 			require.NoError(t, err)

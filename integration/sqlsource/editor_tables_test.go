@@ -63,9 +63,9 @@ func TestEditLong(t *testing.T) {
 		var bad *registry.RowError
 		switch b.dialect { // as an earlier release made it; SQLite does not mind
 		case sqlsource.MySQL:
-			exec(t, db, "ALTER TABLE "+conf+" MODIFY interfaceUrl VARCHAR(128)")
+			exec(t, db, "ALTER TABLE "+conf+" MODIFY name VARCHAR(128)")
 		case sqlsource.PostgreSQL:
-			exec(t, db, "ALTER TABLE "+conf+" ALTER COLUMN interfaceurl TYPE varchar(128)")
+			exec(t, db, "ALTER TABLE "+conf+" ALTER COLUMN name TYPE varchar(128)")
 		}
 		for _, name := range []string{strings.Repeat("x", 129), strings.Repeat("x", 513), "\xff", "a\x00b"} {
 			_, err := e.Change(ctx, editor.Change{Name: name, To: to(e, 5, 0.5), Who: "ann", Why: "new"})
@@ -115,7 +115,7 @@ func TestOptionalColumns(t *testing.T) {
 		exec(t, db, "ALTER TABLE "+conf+" ADD concurrent INTEGER")
 		row := get(t, e, "/a")
 		c := e.Columns()
-		require.Equal(t, []string{c.Rate, c.Cache, c.Status, "burst", "quota", "shadow", "note", "concurrent"}, inOrder(row.Editable, "burst", "quota"))
+		require.Equal(t, []string{c.Rate, c.MaxWait, c.Disabled, "burst", "quota", "shadow", "note", "concurrent"}, inOrder(row.Editable, "burst", "quota"))
 		on, err := e.SetShadow(ctx, "/a", row.Version, true, "ann", "try it")
 		require.NoError(t, err)
 		require.Contains(t, []string{"1", "true"}, *on.To["shadow"])
@@ -124,7 +124,7 @@ func TestOptionalColumns(t *testing.T) {
 		require.Nil(t, get(t, e, "/a").Values["shadow"])
 
 		require.NoError(t, change("/a", editor.Values{"burst": text(20), "note": text("for 'us'"), "concurrent": text(3)}))
-		require.Equal(t, 20.0, *get(t, e, "/a").Limit.MaxPermits)
+		require.Equal(t, 20.0, *get(t, e, "/a").Limit.Burst)
 		var bad *registry.RowError
 		require.True(t, errors.As(change("/a", editor.Values{"quota": text(true)}), &bad), "a burst, and a quota")
 		require.Equal(t, "burst", bad.Field)
@@ -162,7 +162,7 @@ func TestEditElsewhere(t *testing.T) {
 				other = "main"
 			}
 			db := open(t, b.driver, dsn)
-			names := sqlsource.Columns{ID: "id", Name: "Name of$it", Rate: "order", Cache: "group", Status: "select", Modified: "when"}
+			names := sqlsource.Columns{ID: "id", Name: "Name of$it", Rate: "order", MaxWait: "group", Status: "select", Modified: "when"}
 			names.Name = "from"
 			opts := []sqlsource.Option{sqlsource.WithTable(other + ".Table$1"), sqlsource.WithColumns(names)}
 			require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect, opts...))
@@ -198,9 +198,9 @@ func TestEditOtherTables(t *testing.T) {
 		e := newEditor(t, b, db)
 		c := e.Columns()
 		for _, rate := range []int{7, 8} {
-			b.insert(t, db, conf, "interfaceUrl, rateLimit", "/two", rate)
+			b.insert(t, db, conf, "name, rate", "/two", rate)
 		}
-		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/bad", -1)
+		b.insert(t, db, conf, "name, rate", "/bad", -1)
 		two, bad := get(t, e, "/two"), get(t, e, "/bad")
 		require.Equal(t, 8.0, two.Limit.Rate)
 		require.Equal(t, c.Rate, bad.Bad.Field)
@@ -213,7 +213,7 @@ func TestEditOtherTables(t *testing.T) {
 		require.Equal(t, 9.0, get(t, e, "/two").Limit.Rate)
 
 		exec(t, db, "DELETE FROM "+conf)
-		exec(t, db, "CREATE UNIQUE INDEX once ON "+conf+" (interfaceUrl)")
+		exec(t, db, "CREATE UNIQUE INDEX once ON "+conf+" (name)")
 		_, err = e.Change(ctx, editor.Change{Name: "/a", To: to(e, 1, nil), Who: "ann", Why: "new"})
 		require.NoError(t, err)
 		if b.dialect == sqlsource.MySQL {

@@ -45,7 +45,7 @@ func to(e *editor.Editor, rate, cache any) editor.Values {
 	c := e.Columns()
 	v := editor.Values{c.Rate: editor.Text(rate)}
 	if cache != nil {
-		v[c.Cache] = editor.Text(cache)
+		v[c.MaxWait] = editor.Text(cache)
 	}
 	return v
 }
@@ -64,7 +64,7 @@ func TestEdit(t *testing.T) {
 		require.WithinRange(t, added.At, began, time.Now().Add(time.Second))
 		first := get(t, e, "/a")
 		require.Equal(t, 5.0, first.Limit.Rate)
-		require.Equal(t, 0.25, first.Limit.WaitShare)
+		require.Equal(t, 250*time.Millisecond, first.Limit.MaxWait)
 		exec(t, db, "UPDATE "+conf+" SET channelType = 'web'") // what the editor knows nothing of
 		old := get(t, e, "/a")
 		require.NotEqual(t, first.Version, old.Version)
@@ -76,7 +76,7 @@ func TestEdit(t *testing.T) {
 			is := get(t, e, "/a")
 			require.Greater(t, is.Limit.Version, was.Limit.Version)
 			require.NotEqual(t, was.Version, is.Version)
-			require.Equal(t, was.Limit.WaitShare, is.Limit.WaitShare)
+			require.Equal(t, was.Limit.MaxWait, is.Limit.MaxWait)
 		}
 		require.Equal(t, 10.0, load(t, b, db).Limits[0].Rate)
 
@@ -138,9 +138,9 @@ func TestEditRefused(t *testing.T) {
 			{to: editor.Values{c.Rate: text("five")}, field: c.Rate, was: "five"},
 			{to: editor.Values{c.Rate: text("1'; DROP TABLE x; --")}, field: c.Rate, was: `"1'; DROP TABLE x; --"`},
 			{to: editor.Values{c.Rate: nil}, field: c.Rate, was: "NULL"},
-			{to: editor.Values{c.Cache: text(-1)}, field: c.Cache, was: "-1"},
-			{to: editor.Values{c.Status: text(2)}, field: c.Status, was: "2"},
-			{to: editor.Values{c.Status: text(0), c.Rate: text("junk")}, field: c.Rate, was: "junk"},
+			{to: editor.Values{c.MaxWait: text(-1)}, field: c.MaxWait, was: "-1"},
+			{to: editor.Values{c.Disabled: text(2)}, field: c.Disabled, was: "2"},
+			{to: editor.Values{c.Disabled: text(1), c.Rate: text("junk")}, field: c.Rate, was: "junk"},
 			{to: editor.Values{}, field: "change", was: "nothing"},
 			{to: editor.Values{"elsewhere": text(1)}, column: "elsewhere"},
 			{to: editor.Values{c.Name: text("/b")}, column: c.Name},
@@ -163,13 +163,13 @@ func TestEditRefused(t *testing.T) {
 		}
 		if b.dialect != sqlsource.SQLite { // which keeps what it is given
 			for value, want := range map[string]string{"0.3040004": "0.304000", "9.9910001": "9.991000"} {
-				_, err := e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: editor.Values{c.Cache: text(value)}, Who: "ben", Why: "to see"})
+				_, err := e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: editor.Values{c.MaxWait: text(value)}, Who: "ben", Why: "to see"})
 				var bad *registry.RowError
 				require.True(t, errors.As(err, &bad), "%v", err)
-				require.Equal(t, [2]string{c.Cache, value}, [2]string{bad.Field, bad.Value})
+				require.Equal(t, [2]string{c.MaxWait, value}, [2]string{bad.Field, bad.Value})
 				_ = want
 			}
-			_, err = e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: editor.Values{c.Rate: text(1e12), c.Cache: text(1)}, Who: "ben", Why: "to see"})
+			_, err = e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: editor.Values{c.Rate: text(1e12), c.MaxWait: text(1)}, Who: "ben", Why: "to see"})
 			var bad *registry.RowError
 			require.True(t, errors.As(err, &bad), "%v", err)
 			t.Log(bad)

@@ -21,8 +21,8 @@ func Example() {
 	if err := sqlsource.CreateTable(ctx, db, sqlsource.SQLite); err != nil {
 		panic(err)
 	}
-	_, err = db.ExecContext(ctx, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES
-		('/ibe/AvailFare', 5, 0.3, 1), ('/ibe/Book', -1, NULL, 1), ('/ibe/Test', NULL, NULL, 0)`)
+	_, err = db.ExecContext(ctx, `INSERT INTO t_ratelimite_conf (name, rate, max_wait, disabled) VALUES
+		('/ibe/AvailFare', 5, 0.3, 0), ('/ibe/Book', -1, NULL, 0), ('/ibe/Test', NULL, NULL, 1)`)
 	if err != nil {
 		panic(err)
 	}
@@ -36,15 +36,15 @@ func Example() {
 		panic(err)
 	}
 	for _, l := range table.Limits {
-		fmt.Println(l.Name, l.Disabled, l.Rate, l.WaitShare)
+		fmt.Println(l.Name, l.Disabled, l.Rate, l.MaxWait)
 	}
 	for _, e := range table.Rejected {
 		fmt.Println(e.Error())
 	}
 	// Output:
-	// /ibe/AvailFare false 5 0.3
-	// /ibe/Test true 0 0
-	// registry: row 2: bucket "/ibe/Book": rateLimit -1: want a number of permits per second from 1e-9 to 2^53, or 0: nothing passes
+	// /ibe/AvailFare false 5 300ms
+	// /ibe/Test true 0 0s
+	// registry: row 2: bucket "/ibe/Book": rate -1: want a number of permits per second from 1e-9 to 2^53, or 0: nothing passes
 }
 
 // A table that has other names, and says more.
@@ -58,13 +58,13 @@ func Example_columns() {
 	db.SetMaxOpenConns(1)
 	names := []sqlsource.Option{
 		sqlsource.WithTable("limits"),
-		sqlsource.WithColumns(sqlsource.Columns{Name: "bucket", Rate: "per_second", Burst: "burst", WarmupMillis: "warmup_ms", Quota: "quota"}),
+		sqlsource.WithColumns(sqlsource.Columns{Name: "bucket", Rate: "per_second", Burst: "burst", Warmup: "warmup", Quota: "quota"}),
 	}
 	if err := sqlsource.CreateTable(ctx, db, sqlsource.SQLite, names...); err != nil {
 		panic(err)
 	}
-	_, err = db.ExecContext(ctx, `INSERT INTO limits (bucket, per_second, burst, warmup_ms, quota, status) VALUES
-		('burst', 5, 20, NULL, NULL, 1), ('cold', 5, NULL, 4000, NULL, 1), ('counted', 5, NULL, NULL, 1, 1)`)
+	_, err = db.ExecContext(ctx, `INSERT INTO limits (bucket, per_second, burst, warmup, quota) VALUES
+		('burst', 5, 20, NULL, NULL), ('cold', 5, NULL, 4, NULL), ('counted', 5, NULL, NULL, 1)`)
 	if err != nil {
 		panic(err)
 	}
@@ -77,7 +77,7 @@ func Example_columns() {
 		panic(err)
 	}
 	for _, l := range table.Limits {
-		fmt.Println(l.Name, l.Rate, l.MaxPermits != nil, l.Warmup, l.Quota)
+		fmt.Println(l.Name, l.Rate, l.Burst != nil, l.Warmup, l.Quota)
 	}
 	// Output:
 	// burst 5 true 0s false

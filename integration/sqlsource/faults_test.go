@@ -136,7 +136,7 @@ func TestSnapshot(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := writer.ExecContext(ctx, b.params("UPDATE "+conf+" SET rateLimit = ?"), i); err != nil {
+				if _, err := writer.ExecContext(ctx, b.params("UPDATE "+conf+" SET rate = ?"), i); err != nil {
 					done <- err
 					return
 				}

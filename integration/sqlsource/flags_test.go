@@ -24,12 +24,12 @@ func flagsOf(table registry.Table) map[string][2]bool {
 func TestShadowAndPerKey(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
-		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/plain", 5)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, shadow", "/shadow", 5, 1)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, perKey", "/each/*", 5, 1)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, shadow", "/bad", -5, 1)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, shadow", "/two", 5, 2)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, status, perKey", "/off", 5, 0, 2)
+		b.insert(t, db, conf, "name, rate", "/plain", 5)
+		b.insert(t, db, conf, "name, rate, shadow", "/shadow", 5, 1)
+		b.insert(t, db, conf, "name, rate, per_key", "/each/*", 5, 1)
+		b.insert(t, db, conf, "name, rate, shadow", "/bad", -5, 1)
+		b.insert(t, db, conf, "name, rate, shadow", "/two", 5, 2)
+		b.insert(t, db, conf, "name, rate, disabled, per_key", "/off", 5, 1, 2)
 		table := load(t, b, db)
 		require.Equal(t, map[string][2]bool{"/plain": {}, "/shadow": {true, false}, "/each/*": {false, true}, "/off": {}}, flagsOf(table))
 		require.Len(t, table.Rejected, 2)
@@ -80,10 +80,10 @@ func TestTableWithoutShadow(t *testing.T) {
 func TestPenaltyColumn(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
-		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/default", 5)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, penalty", "/both", 5, "429,503")
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, penalty", "/none", 5, "none")
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, penalty", "/bad", 5, "418")
+		b.insert(t, db, conf, "name, rate", "/default", 5)
+		b.insert(t, db, conf, "name, rate, penalty", "/both", 5, "429,503")
+		b.insert(t, db, conf, "name, rate, penalty", "/none", 5, "none")
+		b.insert(t, db, conf, "name, rate, penalty", "/bad", 5, "418")
 		table := load(t, b, db)
 		require.Len(t, table.Limits, 3)
 		for i, want := range []registry.Penalty{registry.PenaltyDefault, registry.PenaltyBoth, registry.PenaltyNone} {
@@ -105,8 +105,8 @@ func TestBoundColumns(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
 		quoted := map[bool]string{true: `"window"`, false: "`window`"}[b.dialect == sqlsource.PostgreSQL]
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, "+quoted+", windowLimit, concurrent", "/all", 5, 86400, 10000, 20)
-		b.insert(t, db, conf, "interfaceUrl, concurrent", "/places", 2)
+		b.insert(t, db, conf, "name, rate, "+quoted+", window_limit, concurrent", "/all", 5, 86400, 10000, 20)
+		b.insert(t, db, conf, "name, concurrent", "/places", 2)
 		limits := load(t, b, db).Limits
 		require.Len(t, limits, 2)
 		require.Equal(t, "5/s, saves up 5, at most 10,000 in any 1 d, at most 20 at once, waits up to 500 ms", limits[0].String())

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"database/sql"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -25,12 +24,12 @@ func TestDefaultTable(t *testing.T) {
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
 		require.Empty(t, load(t, b, db), "an empty table is no error")
 		began := time.Now().Add(-2 * time.Second)
-		columns := "channelType, interfaceNo, interfaceUrl, rateLimit, cache, status"
-		b.insert(t, db, conf, columns, "web", "17", "/ibe/AvailFare", 5, 0.30, 1)
-		b.insert(t, db, conf, columns, nil, nil, "/ibe/Book", 10_000, nil, 1)
-		b.insert(t, db, conf, columns, nil, nil, "/ibe/Off", nil, nil, 0)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/ibe/Plain", 2.5)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/ibe/Slow", "0.4")
+		columns := "channelType, interfaceNo, name, rate, max_wait, disabled"
+		b.insert(t, db, conf, columns, "web", "17", "/ibe/AvailFare", 5, 0.30, 0)
+		b.insert(t, db, conf, columns, nil, nil, "/ibe/Book", 10_000, nil, 0)
+		b.insert(t, db, conf, columns, nil, nil, "/ibe/Off", nil, nil, 1)
+		b.insert(t, db, conf, "name, rate", "/ibe/Plain", 2.5)
+		b.insert(t, db, conf, "name, rate", "/ibe/Slow", "0.4")
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect), "twice changes nothing")
 
 		table := load(t, b, db)
@@ -42,11 +41,11 @@ func TestDefaultTable(t *testing.T) {
 			table.Limits[i].Version = 0
 		}
 		require.Equal(t, []registry.Limit{
-			{Name: "/ibe/AvailFare", Row: "1", Rate: 5, WaitShare: 0.3}, // exactly, also from a FLOAT
-			{Name: "/ibe/Book", Row: "2", Rate: 10_000, WaitShare: 0.5},
+			{Name: "/ibe/AvailFare", Row: "1", Rate: 5, MaxWait: 300 * time.Millisecond}, // exactly, also from a FLOAT
+			{Name: "/ibe/Book", Row: "2", Rate: 10_000, MaxWait: 500 * time.Millisecond},
 			{Name: "/ibe/Off", Row: "3", Disabled: true},
-			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, WaitShare: 0.5}, // a row without an enabled field is in force
-			{Name: "/ibe/Slow", Row: "5", Rate: 0.4, WaitShare: 0.5},
+			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, MaxWait: 500 * time.Millisecond}, // a row that does not say that it is disabled is in force
+			{Name: "/ibe/Slow", Row: "5", Rate: 0.4, MaxWait: 500 * time.Millisecond},
 		}, table.Limits)
 
 		quota := load(t, b, db, sqlsource.WithQuota(2*time.Millisecond))
@@ -85,14 +84,14 @@ var loose = map[sqlsource.Dialect]string{
 	sqlsource.SQLite: "CREATE TABLE loose (id, name, rate, cache, status, at, burst, warm, cold, quota, win, lim, conc)",
 }
 
-var looseColumns = sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "at",
+var looseColumns = sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", MaxWait: "cache", Status: "status", Modified: "at",
 	Burst: "burst", WarmupMillis: "warm", ColdFactor: "cold", Quota: "quota", Window: "win", WindowLimit: "lim", Concurrent: "conc"}
 
 // size is a bucket's.
 func size(n float64) *float64 { return &n }
 
 func TestRows(t *testing.T) {
-	good := registry.Limit{Rate: 5, WaitShare: 0.5}
+	good := registry.Limit{Rate: 5, MaxWait: 500 * time.Millisecond}
 	with := func(change func(*registry.Limit)) *registry.Limit {
 		l := good
 		change(&l)
@@ -113,10 +112,10 @@ func TestRows(t *testing.T) {
 		{title: "good", row: row{rate: "5", status: "1"}, want: &good},
 		{title: "fraction", row: row{rate: "0.25", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0.25 })},
 		{title: "rate 0", row: row{rate: "0.0", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0 })},
-		{title: "cache 0", row: row{rate: "5", cache: "0", status: "1"}, want: with(func(l *registry.Limit) { l.WaitShare = 0 })},
-		{title: "cache 9.99", row: row{rate: "5", cache: "9.99", status: "1"}, want: with(func(l *registry.Limit) { l.WaitShare = 9.99 })},
-		{title: "all columns", row: row{rate: "5", status: "1", burst: "20", quota: "0"}, want: with(func(l *registry.Limit) { l.MaxPermits = size(20) })},
-		{title: "burst 0", row: row{rate: "5", status: "1", burst: "0"}, want: with(func(l *registry.Limit) { l.MaxPermits = size(0) })},
+		{title: "cache 0", row: row{rate: "5", cache: "0", status: "1"}, want: with(func(l *registry.Limit) { l.MaxWait = 0 })},
+		{title: "cache 9.99", row: row{rate: "5", cache: "9.99", status: "1"}, want: with(func(l *registry.Limit) { l.MaxWait = 9990 * time.Millisecond })},
+		{title: "all columns", row: row{rate: "5", status: "1", burst: "20", quota: "0"}, want: with(func(l *registry.Limit) { l.Burst = size(20) })},
+		{title: "burst 0", row: row{rate: "5", status: "1", burst: "0"}, want: with(func(l *registry.Limit) { l.Burst = size(0) })},
 		{title: "warm-up", row: row{rate: "5", status: "1", warm: "1500.5", cold: "2.5"}, want: with(func(l *registry.Limit) { l.Warmup, l.ColdFactor = 1500500*time.Microsecond, 2.5 })},
 		{title: "no warm-up", row: row{rate: "5", status: "1", warm: "0", cold: "junk"}, want: &good},
 		{title: "quota", row: row{rate: "5", status: "1", quota: "1"}, want: with(func(l *registry.Limit) { l.Quota, l.Jitter = true, time.Millisecond })},
@@ -131,7 +130,7 @@ func TestRows(t *testing.T) {
 		{title: "last time", row: row{rate: "5", status: "1", at: "2255-06-05 23:47:34.740000"}, want: with(func(l *registry.Limit) { l.Version = 9007199254740000 })},
 		{title: "off", row: row{status: "0"}, want: &registry.Limit{Disabled: true}},
 		{title: "off and bad", row: row{rate: "-1", cache: "junk", status: "0", burst: "NaN", at: "1970-01-02 00:00:00"}, want: &registry.Limit{Disabled: true, Version: 86_400_000_000}},
-		{title: "off and good", row: row{rate: "7", cache: "0.25", status: "0"}, want: &registry.Limit{Disabled: true, Rate: 7, WaitShare: 0.25}},
+		{title: "off and good", row: row{rate: "7", cache: "0.25", status: "0"}, want: &registry.Limit{Disabled: true, Rate: 7, MaxWait: 250 * time.Millisecond}},
 
 		{title: "rate NULL", row: row{status: "1"}, field: "rate", value: "NULL"},
 		{title: "rate negative", row: row{rate: "-5", status: "1"}, field: "rate", value: "-5"},
@@ -159,7 +158,9 @@ func TestRows(t *testing.T) {
 		{title: "no rate and nothing else", row: row{status: "1", window: "0", limit: "0", concurrent: "0"}, field: "rate", value: "NULL"},
 		{title: "no rate and a burst", row: row{status: "1", concurrent: "1", burst: "3"}, field: "burst", value: "3"},
 		{title: "no rate and a quota", row: row{status: "1", concurrent: "1", quota: "1"}, field: "quota", value: "1"},
-		{title: "window text", row: row{rate: "5", status: "1", window: "1h", limit: "1"}, field: "win", value: "1h"},
+		{title: "window with a unit", row: row{rate: "5", status: "1", window: "1h", limit: "1"}, want: with(func(l *registry.Limit) { l.Window, l.WindowLimit = time.Hour, 1 })},
+		{title: "wait with a unit", row: row{rate: "5", cache: "250ms", status: "1"}, want: with(func(l *registry.Limit) { l.MaxWait = 250 * time.Millisecond })},
+		{title: "window text", row: row{rate: "5", status: "1", window: "long", limit: "1"}, field: "win", value: "long"},
 		{title: "window negative", row: row{rate: "5", status: "1", window: "-1", limit: "1"}, field: "win", value: "-1"},
 		{title: "window too fine", row: row{rate: "5", status: "1", window: "0.0005", limit: "1"}, field: "win", value: "0.0005"},
 		{title: "window long", row: row{rate: "5", status: "1", window: "3155760001", limit: "1"}, field: "win", value: "3155760001"},
@@ -286,7 +287,7 @@ func TestDuplicateNames(t *testing.T) {
 
 // TestRenamed: other names, reserved words among them, and the same triggers.
 func TestRenamed(t *testing.T) {
-	columns := sqlsource.Columns{ID: "order", Name: "select", Rate: "limit", Cache: "from", Status: "table", Modified: "when",
+	columns := sqlsource.Columns{ID: "order", Name: "select", Rate: "limit", MaxWait: "from", Status: "table", Modified: "when",
 		Burst: "group", WarmupMillis: "warm$ms", ColdFactor: "cold_factor", Quota: "Is_Quota", Window: "window", WindowLimit: "rows", Concurrent: "concurrent"}
 	for _, b := range backends {
 		t.Run(b.name, func(t *testing.T) {
@@ -316,7 +317,7 @@ func TestRenamed(t *testing.T) {
 				require.Len(t, limits, 4)
 				require.Equal(t, "at most 2,147,483,647 in any 90 d, at most 2,147,483,647 at once", limits[2].String())
 				require.Equal(t, time.Millisecond, limits[3].Window)
-				require.Equal(t, size(7.5), limits[0].MaxPermits)
+				require.Equal(t, size(7.5), limits[0].Burst)
 				require.Equal(t, 250*time.Millisecond, limits[1].Warmup)
 				require.Equal(t, 1.5, limits[1].ColdFactor)
 
@@ -337,7 +338,7 @@ func TestMissing(t *testing.T) {
 		require.ErrorContains(t, err, "table t_ratelimite_conf")
 		require.ErrorContains(t, err, "t_ratelimite_conf")
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, status", "a", 5, 1)
+		b.insert(t, db, conf, "name, rate", "a", 5)
 		require.Len(t, load(t, b, db).Limits, 1)
 		// SQLite would take a name in double quotes for a text.
 		_, err = source(t, b, db, sqlsource.WithColumns(sqlsource.Columns{Burst: "burst"})).Load(ctx)
@@ -355,13 +356,13 @@ func TestModified(t *testing.T) {
 		if b.dialect == sqlsource.MySQL { // whose default counts seconds
 			exec(t, db, "ALTER TABLE "+conf+" MODIFY lastModifyTime DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)")
 		}
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, status", "a", 5, 1)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, status", "b", 5, 1)
+		b.insert(t, db, conf, "name, rate", "a", 5)
+		b.insert(t, db, conf, "name, rate", "b", 5)
 		version := func(i int) int64 { return load(t, b, db).Limits[i].Version }
 		first, other := version(0), version(1)
 		last := first
 		for i := range 20 {
-			exec(t, db, b.params("UPDATE "+conf+" SET rateLimit = ? WHERE interfaceUrl = 'a'"), 10+i)
+			exec(t, db, b.params("UPDATE "+conf+" SET rate = ? WHERE name = 'a'"), 10+i)
 			now := version(0)
 			require.Greater(t, now, last)
 			last = now
@@ -372,14 +373,14 @@ func TestModified(t *testing.T) {
 
 		exec(t, db, "UPDATE "+conf+" SET lastModifyTime = NULL")
 		require.Zero(t, version(0), "no time")
-		exec(t, db, "UPDATE "+conf+" SET rateLimit = 99")
+		exec(t, db, "UPDATE "+conf+" SET rate = 99")
 		require.Greater(t, version(0), last)
 
 		if b.dialect != sqlsource.MySQL { // which has only its clock
 			exec(t, db, "UPDATE "+conf+" SET lastModifyTime = '2200-01-01 00:00:00'")
 			ahead := version(0)
 			require.Greater(t, ahead, last+time.Hour.Microseconds(), "the given time is kept")
-			exec(t, db, "UPDATE "+conf+" SET rateLimit = 100")
+			exec(t, db, "UPDATE "+conf+" SET rate = 100")
 			require.Greater(t, version(0), ahead, "a clock that was set back does not hide an edit")
 		}
 	})
@@ -395,8 +396,8 @@ func TestLatin(t *testing.T) {
 	for _, params := range b.zones {
 		limits := load(t, b, open(t, b.driver, dsn+params), sqlsource.WithTable("latin")).Limits
 		require.Len(t, limits, 2)
-		require.Equal(t, registry.Limit{Name: "Füße", Row: "1", Rate: 5, WaitShare: 0.3}, limits[0], params)
-		require.Equal(t, []float64{0.1, 9.99}, []float64{limits[1].Rate, limits[1].WaitShare})
+		require.Equal(t, registry.Limit{Name: "Füße", Row: "1", Rate: 5, MaxWait: 300 * time.Millisecond}, limits[0], params)
+		require.Equal(t, []float64{0.1, 9.99}, []float64{limits[1].Rate, limits[1].MaxWait.Seconds()})
 		require.True(t, limits[1].Disabled)
 	}
 }
@@ -439,7 +440,7 @@ func TestLarge(t *testing.T) {
 		require.Len(t, table.Limits, 10_000)
 		require.Empty(t, table.Rejected)
 		require.Equal(t, "/interface/9999", table.Limits[9999].Name)
-		require.Less(t, math.Abs(table.Limits[7].WaitShare-0.3), 1e-15)
+		require.Equal(t, 300*time.Millisecond, table.Limits[7].MaxWait)
 	})
 }
 
@@ -449,9 +450,9 @@ func fill(t testing.TB, b backend, db *sql.DB, rows int) {
 	for from := 0; from < rows; from += 1000 {
 		var values []string
 		for i := from; i < min(rows, from+1000); i++ {
-			values = append(values, fmt.Sprintf("('/interface/%d', %d, 0.3, 1)", i, i+1))
+			values = append(values, fmt.Sprintf("('/interface/%d', %d, 0.3, 0)", i, i+1))
 		}
-		exec(t, db, "INSERT INTO "+conf+" (interfaceUrl, rateLimit, cache, status) VALUES "+strings.Join(values, ", "))
+		exec(t, db, "INSERT INTO "+conf+" (name, rate, max_wait, disabled) VALUES "+strings.Join(values, ", "))
 	}
 }
 

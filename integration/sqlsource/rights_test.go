@@ -36,15 +36,15 @@ func TestColumnThatMayNotBeRead(t *testing.T) {
 		if b.dialect == sqlsource.SQLite { // which has no users
 			continue
 		}
-		for _, hidden := range []string{"windowLimit", "concurrent", "rateLimit"} {
+		for _, hidden := range []string{"window_limit", "concurrent", "rate"} {
 			t.Run(b.name+" "+hidden, func(t *testing.T) {
 				t.Parallel()
 				place, dsn := b.place(t)
 				admin := open(t, b.driver, dsn)
 				require.NoError(t, sqlsource.CreateTable(ctx, admin, b.dialect))
-				b.insert(t, admin, conf, "interfaceUrl, rateLimit, "+b.quoted("window")+", windowLimit, concurrent", "/a", 5, 3600, 100, 3)
+				b.insert(t, admin, conf, "name, rate, "+b.quoted("window")+", window_limit, concurrent", "/a", 5, 3600, 100, 3)
 				var columns []string
-				for _, c := range []string{"configId", "interfaceUrl", "rateLimit", "cache", "status", "window", "windowLimit", "concurrent", "concurrentWait", "shadow", "perKey", "penalty", "priority", "lastModifyTime"} {
+				for _, c := range []string{"configId", "name", "rate", "max_wait", "disabled", "window", "window_limit", "concurrent", "concurrent_wait", "shadow", "per_key", "penalty", "priority", "lastModifyTime"} {
 					columns = append(columns, b.column(c))
 				}
 				db := b.reader(t, admin, place, dsn, columns)

@@ -13,8 +13,8 @@ import (
 func TestRemoveOneOfTwo(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		e := newEditor(t, b, db)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, lastModifyTime", "/a", 100, "2020-01-01 00:00:00")
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, lastModifyTime", "/a", 5, "2021-01-01 00:00:00")
+		b.insert(t, db, conf, "name, rate, lastModifyTime", "/a", 100, "2020-01-01 00:00:00")
+		b.insert(t, db, conf, "name, rate, lastModifyTime", "/a", 5, "2021-01-01 00:00:00")
 		row := get(t, e, "/a")
 		require.Equal(t, 5.0, row.Limit.Rate)
 		removed, err := e.Change(ctx, editor.Change{Name: "/a", From: row.Version, Who: "ann", Why: "no limit any more"})
@@ -43,7 +43,7 @@ func TestUndoFindsItsRow(t *testing.T) {
 		changed := change(get(t, e, "/a").Version, to(e, 6, nil))
 		first := get(t, e, "/a")
 
-		b.insert(t, db, conf, "interfaceUrl, rateLimit, cache, status, lastModifyTime", "/a", 6, 0.5, 1, "2037-01-01 00:00:00") // a twin, which is in force
+		b.insert(t, db, conf, "name, rate, max_wait, disabled, lastModifyTime", "/a", 6, 0.5, 0, "2037-01-01 00:00:00") // a twin, which is in force
 		require.NotEqual(t, first.ID, get(t, e, "/a").ID)
 		undone, err := e.Undo(ctx, changed.ID, "ben", "back")
 		require.NoError(t, err)

@@ -52,7 +52,7 @@ func TestTimeZones(t *testing.T) {
 					versions := make(map[string]int64)
 					for _, l := range got.Limits {
 						versions[l.Name] = l.Version
-						require.Equal(t, 0.5, l.WaitShare)
+						require.Equal(t, 500*time.Millisecond, l.MaxWait)
 					}
 					require.Equal(t, want, versions, params)
 				}

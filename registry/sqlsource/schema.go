@@ -45,12 +45,19 @@ func (o *options) schema() (string, error) {
 	}
 	d, defaults := o.dialect, o.dialect.columns()
 	renamed := renameTable(d, defaultTable, o.table)
+	if name := o.columns.Status; name != "" && o.columns.Disabled == "" { // the opposite, also by default
+		for _, kind := range []string{"TINYINT(1)", "TINYINT", "smallint"} {
+			renamed = append(renamed, d.Quote("disabled")+" "+kind+" DEFAULT 0", d.Quote(name)+" "+kind+" DEFAULT 1")
+		}
+	}
 	var added strings.Builder
-	for _, key := range ColumnKeys() {
-		standard, name := *defaults.Column(key), *o.columns.Column(key)
-		if standard != "" {
+	for _, key := range allKeys {
+		standard, name := *defaults.own(key), *o.columns.own(key)
+		switch {
+		case key == "status" || standard != "" && name == "":
+		case standard != "":
 			renamed = append(renamed, d.Quote(standard), d.Quote(name))
-		} else if name != "" {
+		case name != "":
 			fmt.Fprintf(&added, "%s %s NULL,\n  ", d.Quote(name), d.optionalType(key))
 		}
 	}
@@ -82,13 +89,19 @@ func (o *options) wholeRates() string {
 	case o.table.Schema == "":
 		schema = "ANY (current_schemas(false))"
 	}
+	var rates []string
+	for _, at := range o.places() {
+		if at.field.Key == "rate" {
+			rates = append(rates, at.column)
+		}
+	}
 	return "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = " + schema + " AND table_name = '" + o.table.Name +
-		"' AND column_name = '" + o.columns.Rate + "' AND numeric_scale = 0"
+		"' AND column_name IN ('" + strings.Join(rates, "', '") + "') AND numeric_scale = 0"
 }
 
 // optionalType returns the type of a column that only [WithColumns] adds to the created table.
 func (d Dialect) optionalType(key string) string {
-	isFlag := slices.ContainsFunc(inTable, func(f registry.Field) bool { return f.Column == key && f.IsFlag() })
+	isFlag := slices.ContainsFunc(fields, func(f registry.Field) bool { return f.Key == key && f.IsFlag() })
 	switch {
 	case isFlag && d == PostgreSQL:
 		return "smallint"

@@ -24,6 +24,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
@@ -32,20 +33,23 @@ import (
 
 const defaultTable = "t_ratelimite_conf"
 
-// Columns has the names of the table's columns. Empty fields keep the defaults given here; the defaults of PostgreSQL are in lower case, as it
-// stores unquoted names. Queries quote all names, so they must be written as the database has them. A field's tag is the key of its column
-// (Column).
+// Columns has the names of the table's columns. A created table has each setting under its one name, which is the field's tag here; in files,
+// flags and Go it is the same. If a name is empty, the table may have the column under that name or under an older one, such as cache for
+// max_wait, which PostgreSQL has in lower case. If it has both, both are read, and a row that has different values is rejected. Queries quote
+// all names, so names that are given must be written as the database has them.
+//
+// Durations are numbers of seconds, or texts such as 500ms if the column can hold them.
 type Columns struct {
 	// ID is the primary key, of any type, "configId". It identifies the row in errors.
 	ID string `column:"id"`
-	// Name of the bucket, "interfaceUrl".
+	// Name of the bucket; before, "interfaceUrl".
 	Name string `column:"name"`
-	// Rate in permits per second, "rateLimit"; for a quota, whole calls in any second. If it is 0, no call passes.
+	// Rate in permits per second; for a quota, whole calls in any second. If it is 0, no call passes. Before, "rateLimit".
 	Rate string `column:"rate"`
-	// Cache is how many seconds a call may wait for its permits, "cache": 0.5 is half a second (see registry.Limit). NULL: 0.5.
-	Cache string `column:"cache"`
-	// Status is 1 if the limit applies and 0 if every call passes, "status".
-	Status string `column:"status"`
+	// MaxWait is how long a call may wait for its permits (see registry.Limit). NULL: half a second. Before, "cache".
+	MaxWait string `column:"max_wait"`
+	// Disabled is 1 if every call passes and 0 if the limit applies. Before, Status.
+	Disabled string `column:"disabled"`
 	// Modified is the time of the last modification, "lastModifyTime". NULL: unknown.
 	Modified string `column:"modified"`
 
@@ -53,60 +57,73 @@ type Columns struct {
 
 	// Burst is the permits that can be saved up. NULL: one second's worth, at least 1.
 	Burst string `column:"burst"`
-	// WarmupMillis is the warm-up period in milliseconds. NULL or 0: none.
-	WarmupMillis string `column:"warmup_ms"`
+	// Warmup is the warm-up period. NULL or 0: none. Before, WarmupMillis.
+	Warmup string `column:"warmup"`
 	// ColdFactor is for rows with a warm-up, and ignored without; above 1. NULL: 3.
 	ColdFactor string `column:"cold_factor"`
 	// Quota is 1 if the row is a hard quota and 0 if it is a rate. NULL: what the source says (WithQuota).
 	Quota string `column:"quota"`
+	// Jitter is the variation of the time from a grant to the call's arrival, for quotas, up to a second. NULL: what the source says.
+	Jitter string `column:"jitter"`
 
 	// The following columns are read if the table has them. Tables of an earlier release may lack them.
 
-	// Window is the length of a window in seconds, "window", and WindowLimit the number of calls that may begin in any such window,
-	// "windowLimit". NULL or 0 in both means no window.
+	// Window is the length of a window, and WindowLimit the number of calls that may begin in any such window; before, "windowLimit". NULL or
+	// 0 in both means no window.
 	Window      string `column:"window"`
 	WindowLimit string `column:"window_limit"`
-	// Concurrent is the number of calls that may be in flight at once, "concurrent". NULL or 0 means any number.
+	// Concurrent is the number of calls that may be in flight at once. NULL or 0 means any number.
 	//
 	// In a row with a window or a concurrency a NULL rate means no rate. With a rate of 0 no call passes there, either.
 	Concurrent string `column:"concurrent"`
-	// ConcurrentWait is how long a call waits for a place among the calls in flight, in seconds, "concurrentWait". NULL or 0: not at all.
+	// ConcurrentWait is how long a call waits for a place among the calls in flight. NULL or 0: not at all. Before, "concurrentWait".
 	ConcurrentWait string `column:"concurrent_wait"`
-	// Shadow is 1 if the row refuses no call and only counts (registry.Limit), "shadow". NULL: 0.
+	// Shadow is 1 if the row refuses no call and only counts (registry.Limit). NULL: 0.
 	Shadow string `column:"shadow"`
-	// PerKey is 1 if each key has a bucket of its own (registry.Limit), "perKey". NULL: 0.
+	// PerKey is 1 if each key has a bucket of its own (registry.Limit). NULL: 0. Before, "perKey".
 	PerKey string `column:"per_key"`
-	// Penalty selects the replies of an upstream that hold the bucket back, "penalty": none, 503, 429 or 429,503 (registry.Limit). NULL: the
-	// default.
+	// Penalty selects the replies of an upstream that hold the bucket back: none, 503, 429 or 429,503 (registry.Limit). NULL: the default.
 	Penalty string `column:"penalty"`
-	// Priority of the row's calls, "priority": normal, low or lowest (registry.Limit). NULL: normal.
+	// Priority of the row's calls: normal, low or lowest (registry.Limit). NULL: normal.
 	Priority string `column:"priority"`
+
+	// The following are older names whose values mean something else. They are for tables that have such columns.
+
+	// Status is the opposite of Disabled: 1 if the limit applies. It is read if the table has it.
+	Status string `column:"status"`
+	// WarmupMillis is Warmup with numbers of milliseconds. It is read only if it is named here.
+	WarmupMillis string `column:"warmup_ms"`
 }
 
 // columns returns the names that the dialect's created table has.
 func (d Dialect) columns() Columns {
-	c := Columns{ID: "configId", Modified: "lastModifyTime"}
-	for i := range inTable {
-		*c.Column(inTable[i].Column) = inTable[i].Default
-	}
-	if d == PostgreSQL {
-		for _, key := range ColumnKeys() {
-			*c.Column(key) = strings.ToLower(*c.Column(key))
+	c := Columns{ID: d.defaultName("configId"), Modified: d.defaultName("lastModifyTime")}
+	for i := range fields {
+		if f := &fields[i]; f.Column != registry.Named {
+			*c.own(f.Key) = f.Key
 		}
 	}
 	return c
 }
 
-// ColumnKeys returns the keys of all columns: id, modified, and the Column of each registry.Field.
+// defaultName returns a name as a table has it whose creation did not quote it.
+func (d Dialect) defaultName(name string) string {
+	if d == PostgreSQL {
+		return strings.ToLower(name)
+	}
+	return name
+}
+
+// ColumnKeys returns the keys of all columns: id, modified, and the Key of each registry.Field. Each is the tag of a field of [Columns].
 func ColumnKeys() []string {
 	keys := []string{"id", "modified"}
-	for i := range inTable {
-		keys = append(keys, inTable[i].Column)
+	for i := range fields {
+		keys = append(keys, fields[i].Key)
 	}
 	return keys
 }
 
-// columnFields has the index in Columns of each column's field, by the column's key, which is the field's tag.
+// columnFields has the index in Columns of each column's field, by the field's tag.
 var columnFields = func() map[string]int {
 	fields := map[string]int{}
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Columns]()) {
@@ -115,8 +132,16 @@ var columnFields = func() map[string]int {
 	return fields
 }()
 
-// Column returns where c has the name of the column with a key (see [ColumnKeys]); nil for other keys.
-func (c *Columns) Column(key string) *string {
+// allKeys are the tags of all fields of Columns, with the older ones at the end.
+var allKeys = func() (keys []string) {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Columns]()) {
+		keys = append(keys, f.Tag.Get("column"))
+	}
+	return keys
+}()
+
+// own returns where c has the name of the column with that tag; nil for other keys.
+func (c *Columns) own(key string) *string {
 	i, ok := columnFields[key]
 	if !ok {
 		return nil
@@ -124,19 +149,69 @@ func (c *Columns) Column(key string) *string {
 	return reflect.ValueOf(c).Elem().Field(i).Addr().Interface().(*string)
 }
 
-// nameOf returns the name of a field's column, or the field's key if it has none.
-func (c *Columns) nameOf(f *registry.Field) string {
-	if name := c.Column(f.Column); name != nil && *name != "" {
-		return *name
+// Column returns where c has the name of the column with a key (see [ColumnKeys]), or with an older name of a key, such as cache; nil for
+// other keys.
+func (c *Columns) Column(key string) *string {
+	if own := c.own(key); own != nil {
+		return own
 	}
-	return f.Key
+	for i := range fields {
+		if slices.Contains(fields[i].Older, key) {
+			return c.own(fields[i].Key)
+		}
+	}
+	return nil
+}
+
+// NamedField is a field of a row, as the name of its column has it (registry.Field.As).
+type NamedField struct {
+	registry.Field
+	// Setting is the Key of the field, and Name the name of its column.
+	Setting, Name string
+}
+
+// Fields returns the fields that have a column here, in the order of a form.
+func (c *Columns) Fields() (all []NamedField) {
+	for i := range fields {
+		f := &fields[i]
+		for _, key := range f.Names() {
+			if column := c.own(key); column != nil && *column != "" {
+				all = append(all, NamedField{f.As(key), f.Key, *column})
+			}
+		}
+	}
+	return all
+}
+
+// Field returns the field of a column. Besides the columns that c names, these are the columns with older names of the same fields, unless
+// the field's column has a name of its own.
+func (c *Columns) Field(column string) (f NamedField, ok bool) {
+	for i := range fields {
+		f := &fields[i]
+		for _, key := range f.Names() {
+			if own := c.own(key); own != nil && *own != "" && *own == column {
+				return NamedField{f.As(key), f.Key, column}, true
+			}
+		}
+	}
+	for i := range fields {
+		f := &fields[i]
+		is := func(name string) bool { return strings.EqualFold(name, column) }
+		one := func(name string) bool {
+			return slices.ContainsFunc(f.Names(), func(n string) bool { return strings.EqualFold(n, name) })
+		}
+		if at := slices.IndexFunc(f.Names(), is); at >= 0 && f.Column != registry.Named && (one(*c.own(f.Key)) || *c.own(f.Key) == "") {
+			return NamedField{f.As(f.Names()[at]), f.Key, column}, true
+		}
+	}
+	return NamedField{}, false
 }
 
 // Names returns the names that are not empty.
 func (c *Columns) Names() []string {
 	var names []string
-	for _, key := range ColumnKeys() {
-		if name := *c.Column(key); name != "" {
+	for _, key := range allKeys {
+		if name := *c.own(key); name != "" {
 			names = append(names, name)
 		}
 	}
@@ -152,7 +227,7 @@ type options struct {
 	columns Columns
 	quota   bool
 	jitter  time.Duration
-	named   []string // columns that were named
+	named   map[string]bool // the keys of columns that were named
 	err     error
 }
 
@@ -166,7 +241,7 @@ func newOptions(d Dialect, opts []Option) (*options, error) {
 	if err := d.known(); err != nil {
 		return nil, err
 	}
-	o := &options{dialect: d, table: TableName{Name: defaultTable}, columns: d.columns()}
+	o := &options{dialect: d, table: TableName{Name: defaultTable}, columns: d.columns(), named: map[string]bool{}}
 	for _, opt := range opts {
 		if opt == nil {
 			o.fail(invalid("option", "nil", "no nil options"))
@@ -189,19 +264,23 @@ func WithTable(name string) Option {
 	}
 }
 
-// WithColumns sets the names of columns; empty ones stay as they are. What names may be: see [WithTable].
+// WithColumns sets the names of columns; empty ones stay as they are. A column that is named must exist, and no other one is read for its field.
+// What names may be: see [WithTable].
 func WithColumns(c Columns) Option {
 	return func(o *options) {
-		for _, key := range ColumnKeys() {
-			name := *c.Column(key)
+		for _, key := range allKeys {
+			name := *c.own(key)
 			if name == "" {
 				continue
 			}
 			if err := o.dialect.CheckIdentifier("column "+key, name); err != nil {
 				o.fail(err)
 			}
-			*o.columns.Column(key) = name
-			o.named = append(o.named, name)
+			*o.columns.own(key) = name
+			o.named[key] = true
+		}
+		if o.named["status"] && !o.named["disabled"] {
+			o.columns.Disabled = ""
 		}
 	}
 }
@@ -233,8 +312,8 @@ type Source struct {
 	wholeRates string
 	parser     parser
 	table      string
-	columns    string        // for messages
 	turn       chan struct{} // of the one query at a time
+	found      atomic.Pointer[Columns]
 }
 
 // New returns a source that reads the table through db. New does not query the database.
@@ -247,9 +326,7 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 		return nil, err
 	}
 	s := &Source{db: db, options: o, wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.Schema+"."+o.table.Name, ".")}
-	s.parser = parser{columns: o.columns, quota: o.quota, jitter: o.jitter}
-	later := o.byDefault()
-	s.columns = strings.Join(slices.DeleteFunc(o.columns.Names(), func(name string) bool { return slices.Contains(later, name) }), ", ")
+	s.parser = newParser(o)
 	return s, nil
 }
 
@@ -259,8 +336,22 @@ func (s *Source) Dialect() Dialect { return s.options.dialect }
 // Table returns the name of the table.
 func (s *Source) Table() TableName { return s.options.table }
 
-// Columns returns the names of the table's columns. Those that were neither given nor have a default are empty.
-func (s *Source) Columns() Columns { return s.options.columns }
+// Columns returns the names of the table's columns as they were when the table was read last; before, those of a created table. If the table
+// has two columns for one field, it is the one with the newer name. Those that were neither given nor have a default are empty.
+func (s *Source) Columns() Columns {
+	if found := s.found.Load(); found != nil {
+		return *found
+	}
+	return s.options.columns
+}
+
+// MayRead returns all columns that the source reads if the table has them, with the older names.
+func (s *Source) MayRead() (names []string) {
+	for i := range s.parser.places {
+		names = append(names, s.parser.places[i].column)
+	}
+	return append(names, s.options.columns.ID, s.options.columns.Modified)
+}
 
 // Querier is a *sql.DB, a *sql.Conn or a *sql.Tx.
 type Querier interface {
@@ -284,14 +375,14 @@ func (o *options) query(missing ...string) string {
 func (o *options) selected(missing ...string) []string {
 	d, c := o.dialect, &o.columns
 	all := []string{d.Text(c.ID), d.Micros(o.table, c.Modified), d.Unread(o.table, c.Modified)}
-	for i := range inTable {
-		switch column := *c.Column(inTable[i].Column); {
-		case column == "" || slices.Contains(missing, column):
+	for _, at := range o.places() {
+		switch {
+		case slices.Contains(missing, at.column):
 			all = append(all, "NULL")
-		case column == c.Name:
-			all = append(all, d.Text(column))
+		case at.field.Key == "name":
+			all = append(all, d.Text(at.column))
 		default:
-			all = append(all, d.cast(column))
+			all = append(all, d.cast(at.column))
 		}
 	}
 	return all
@@ -302,7 +393,7 @@ func (o *options) selected(missing ...string) []string {
 // Load returns when ctx ends, even if the driver ignores ctx; the next query then begins when the driver has returned.
 //
 // Of several valid rows with one name, the one with the latest time of modification is in force; if times are equal, the one with the larger
-// primary key. The others are rejected. In a row with a status of 0 only name and time must be valid.
+// primary key. The others are rejected. In a row that is disabled only name and time must be valid.
 func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	select {
 	case s.turn <- struct{}{}:
@@ -332,22 +423,24 @@ func (s *Source) load(ctx context.Context) (registry.Table, error) {
 	}
 	rows, err := s.db.QueryContext(ctx, s.options.query(missing...))
 	if err != nil {
-		return registry.Table{}, s.failed(ctx, s.options.unreadable(ctx, s.db, err))
+		return registry.Table{}, s.failed(ctx, s.unreadable(ctx, s.db, err))
 	}
 	defer func() { _ = rows.Close() }()
 	var t table
-	r := newRaw()
+	r := newRaw(s.parser.places)
+	there := func(column string) bool { return !slices.Contains(missing, column) }
+	name := s.parser.column(&fields[0], 0, there)
 	cells := r.cells()
 	for rows.Next() {
 		if err := rows.Scan(cells...); err != nil {
 			return registry.Table{}, s.failed(ctx, err)
 		}
-		limit, bad := s.parser.limit(r)
+		limit, bad := s.parser.limit(r, there)
 		if bad != nil {
 			t.Rejected = append(t.Rejected, *bad)
 			continue
 		}
-		t.add(limit, s.parser.columns.Name)
+		t.add(limit, name)
 	}
 	if err := rows.Err(); err != nil {
 		return registry.Table{}, s.failed(ctx, err)
@@ -357,7 +450,15 @@ func (s *Source) load(ctx context.Context) (registry.Table, error) {
 
 // failed wraps an error with the table and its columns. If ctx has ended, it also wraps ctx's error, since drivers return errors of their own.
 func (s *Source) failed(ctx context.Context, err error) error {
-	err = fmt.Errorf("sqlsource: read table %s with columns %s: %w", s.table, s.columns, err)
+	var names []string
+	columns := s.Columns()
+	for _, key := range allKeys {
+		at := slices.IndexFunc(fields, func(f registry.Field) bool { return f.Key == key && f.Column == registry.Optional })
+		if name := *columns.own(key); name != "" && (at < 0 || s.options.named[key]) {
+			names = append(names, name)
+		}
+	}
+	err = fmt.Errorf("sqlsource: read table %s with columns %s: %w", s.table, strings.Join(names, ", "), err)
 	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", err, end)
 	}

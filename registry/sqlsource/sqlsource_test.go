@@ -56,12 +56,21 @@ func (f *fakeDB) QueryContext(_ context.Context, query string, _ []driver.NamedV
 	return &fakeRows{f, 0}, nil
 }
 
+// width is the number of expressions that a query selects.
+func (r *fakeRows) width() int {
+	o, err := newOptions(MySQL, nil)
+	if err != nil {
+		panic(err)
+	}
+	return len(newRaw(o.places()).cells())
+}
+
 type fakeRows struct {
 	*fakeDB
 	next int
 }
 
-func (r *fakeRows) Columns() []string { return make([]string, len(newRaw().cells())) }
+func (r *fakeRows) Columns() []string { return make([]string, r.width()) }
 func (r *fakeRows) Next(dst []driver.Value) error {
 	if r.next == len(r.rows) {
 		if r.err != nil {
@@ -86,10 +95,10 @@ func open(t *testing.T, f *fakeDB, opts ...Option) *Source {
 
 // TestBrokenOff: a part of the table is not the table.
 func TestBrokenOff(t *testing.T) {
-	f := &fakeDB{rows: [][]driver.Value{{"1", nil, nil, "a", "1", nil, "5"}, {int64(2), nil, nil, []byte("b"), int64(1), nil, 6.5}}}
+	f := &fakeDB{rows: [][]driver.Value{{"1", nil, nil, "a", nil, "0", nil, nil, "5"}, {int64(2), nil, nil, []byte("b"), nil, int64(0), nil, nil, 6.5}}}
 	table, err := open(t, f).Load(context.Background())
 	require.NoError(t, err)
-	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Rate: 5, WaitShare: 0.5}, {Name: "b", Row: "2", Rate: 6.5, WaitShare: 0.5}},
+	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Rate: 5, MaxWait: 500 * time.Millisecond}, {Name: "b", Row: "2", Rate: 6.5, MaxWait: 500 * time.Millisecond}},
 		table.Limits, "whatever types the driver has")
 	f.err = errors.New("connection lost")
 	table, err = open(t, f).Load(context.Background())
@@ -149,7 +158,7 @@ func TestConfiguration(t *testing.T) {
 
 // TestSchema: with the default names the text is the file, and other names are put in everywhere.
 func TestSchema(t *testing.T) {
-	renamed := WithColumns(Columns{ID: "c1", Name: "c2", Rate: "c3", Cache: "c4", Status: "c5", Modified: "c6",
+	renamed := WithColumns(Columns{ID: "c1", Name: "c2", Rate: "c3", MaxWait: "c4", Disabled: "c5", Modified: "c6",
 		Burst: "c7", WarmupMillis: "c8", ColdFactor: "c9", Quota: "c10", Shadow: "c11", PerKey: "c12", Penalty: "c16",
 		Window: "c13", WindowLimit: "c14", Concurrent: "c15"})
 	for _, d := range dialects {
@@ -167,7 +176,7 @@ func TestSchema(t *testing.T) {
 		text, err = Schema(d, WithTable("s.t"), renamed)
 		require.NoError(t, err)
 		q := d.Quote
-		for _, gone := range []string{"t_ratelimite_conf", q("configId"), q("interfaceUrl"), q("lastmodifytime"), q("lastModifyTime"), q("cache"), q("status"), q("shadow"), q("perKey"), q("perkey")} {
+		for _, gone := range []string{"t_ratelimite_conf", q("configId"), q("name"), q("lastmodifytime"), q("lastModifyTime"), q("max_wait"), q("disabled"), q("shadow"), q("per_key")} {
 			require.NotContains(t, text, gone)
 		}
 		require.Contains(t, text, "CREATE TABLE IF NOT EXISTS "+q("s")+"."+q("t")+" (")
@@ -198,7 +207,7 @@ func TestQueries(t *testing.T) {
 		if len(table) <= 63 && !fits || column != "" && len(column) <= 63 && !plain(column) {
 			t.Fatalf("accepted %q, %q", table, column)
 		}
-		for _, q := range []string{o.query(), o.query("shadow"), o.there(o.byDefault())} {
+		for _, q := range []string{o.query(), o.query("shadow"), o.there(o.optional())} {
 			if strings.Count(q, "`")%2 != 0 || strings.Count(q, `"`)%2 != 0 || strings.Count(q, "'")%2 != 0 || strings.Contains(q, ";") {
 				t.Fatalf("query %s", q)
 			}
@@ -208,9 +217,10 @@ func TestQueries(t *testing.T) {
 
 // TestAnyRow: whatever is in a row, it is a limit within the bounds or an error that names row, field and value, on one line.
 func TestAnyRow(t *testing.T) {
-	p := parser{columns: MySQL.columns(), jitter: time.Millisecond}
-	p.columns.Burst, p.columns.WarmupMillis, p.columns.ColdFactor, p.columns.Quota = "burst", "warm", "cold", "quota"
-	p.columns.Window, p.columns.WindowLimit, p.columns.Concurrent = "window", "limit", "concurrent"
+	o, err := newOptions(MySQL, []Option{WithJitter(time.Millisecond), WithColumns(Columns{
+		Burst: "burst", Warmup: "warm", WarmupMillis: "warm_ms", ColdFactor: "cold", Quota: "quota", Jitter: "jitter", Window: "window", WindowLimit: "limit"})})
+	require.NoError(t, err)
+	p := newParser(o)
 	anything := rapid.Custom(func(t *rapid.T) []byte {
 		switch rapid.IntRange(0, 5).Draw(t, "kind") {
 		case 0:
@@ -227,15 +237,17 @@ func TestAnyRow(t *testing.T) {
 		return rapid.SliceOfN(rapid.Byte(), 0, 600).Draw(t, "bytes")
 	})
 	// Most rows are valid except for one cell or two.
-	good := map[string][]string{"name": {"a", "b c"}, "rate": {"5", "0.5"}, "cache": {"0.5", "0"}, "disabled": {"1", "1", "1", "0"}, "burst": {"20"},
-		"warmup": {"0", "1500"}, "cold_factor": {"2", "3.5"}, "quota": {"0", "1"}, "shadow": {"0", "1"}, "per_key": {"0", "1"}, "window": {"5", "0.25"},
+	good := map[string][]string{"name": {"a", "b c"}, "rate": {"5", "0.5"}, "max_wait": {"0.5", "0", "500ms"}, "disabled": {"0", "0", "0", "1"}, "status": {"1", "1", "1", "0"}, "burst": {"20"}, "jitter": {"0"},
+		"warmup": {"0", "1.5", "1500ms"}, "warmup_ms": {"0", "1500"}, "cold_factor": {"2", "3.5"}, "quota": {"0", "1"}, "shadow": {"0", "1"}, "per_key": {"0", "1"}, "window": {"5", "0.25"},
 		"window_limit": {"100"}, "concurrent": {"0", "4"}, "concurrent_wait": {"0", "0", "0.5"}, "penalty": {"none", "503", "429,503"},
 		"priority": {"normal", "low", "lowest"}}
-	require.Len(t, good, len(inTable))
+	for i := range fields {
+		require.Contains(t, good, fields[i].Key)
+	}
 	var loaded, rejected int
 	rapid.Check(t, func(t *rapid.T) {
 		p.quota = rapid.Bool().Draw(t, "quota")
-		r := newRaw()
+		r := newRaw(p.places)
 		fill := func(cell *sql.RawBytes, needed bool, good ...string) {
 			n := rapid.IntRange(0, 9).Draw(t, "goodness")
 			if n == 0 {
@@ -247,11 +259,13 @@ func TestAnyRow(t *testing.T) {
 		fill(&r.id, true, "17")
 		fill(&r.micros, false, "1700000000000000")
 		fill(&r.unread, false)
-		for i := range inTable {
-			key := inTable[i].Key
-			fill(&r.values[i], slices.Contains([]string{"name", "disabled", "rate", "cache"}, key), good[key]...)
+		for i := range p.places {
+			if at := &p.places[i]; at.name == 0 || rapid.IntRange(0, 19).Draw(t, "older") == 0 {
+				key := at.field.Names()[at.name]
+				fill(&r.values[i], slices.Contains([]string{"name", "disabled", "rate", "max_wait"}, key), good[key]...)
+			}
 		}
-		l, bad := p.limit(r)
+		l, bad := p.limit(r, func(string) bool { return true })
 		if bad != nil {
 			rejected++
 			if bad.Row == "" || bad.Field == "" || bad.Value == "" || bad.Want == "" || len(bad.Value) > 400 || strings.ContainsAny(bad.Row+bad.Value+bad.Field, "\n\x00") {
@@ -263,11 +277,11 @@ func TestAnyRow(t *testing.T) {
 		finite := func(f, from, to float64) bool { return f >= from && f <= to }
 		ok := len(l.Name) > 0 && len(l.Name) <= 512 && l.Version >= 0 && l.Version <= 1<<53
 		if !l.Disabled {
-			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.WaitShare, 0, 9007199254.740992) && l.Warmup >= 0 &&
-				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.MaxPermits == nil || finite(*l.MaxPermits, 0, 1<<53)) &&
-				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0) &&
+			ok = ok && finite(l.Rate, 0, 1<<53) && l.MaxWait >= 0 && l.MaxWait <= 1<<53*time.Microsecond && l.Warmup >= 0 &&
+				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.Burst == nil || finite(*l.Burst, 0, 1<<53)) &&
+				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.Burst == nil && l.Warmup == 0) &&
 				l.Window >= 0 && l.Window <= 90*24*time.Hour && (l.Window == 0) == (l.WindowLimit == 0) && l.WindowLimit >= 0 && l.Concurrent >= 0 &&
-				(!l.NoRate || l.Rate == 0 && !l.Quota && l.MaxPermits == nil && l.Warmup == 0 && (l.Window != 0 || l.Concurrent != 0))
+				(!l.NoRate || l.Rate == 0 && !l.Quota && l.Burst == nil && l.Warmup == 0 && (l.Window != 0 || l.Concurrent != 0))
 		}
 		if !ok {
 			t.Fatalf("%+v", l)
@@ -318,18 +332,20 @@ func TestDuplicatesInAnyOrder(t *testing.T) {
 }
 
 func BenchmarkRow(b *testing.B) {
-	p := parser{columns: MySQL.columns()}
-	r := newRaw()
+	o, err := newOptions(MySQL, nil)
+	require.NoError(b, err)
+	p := newParser(o)
+	r := newRaw(p.places)
 	r.id, r.micros = []byte("123"), []byte("1700000000000000")
-	texts := map[string]string{"name": "/ibe/AvailFare", "rate": "5", "cache": "0.30", "disabled": "1"}
-	for i := range inTable {
-		if text, ok := texts[inTable[i].Key]; ok {
+	texts := map[string]string{"name": "/ibe/AvailFare", "rate": "5", "max_wait": "0.30", "disabled": "0"}
+	for i := range p.places {
+		if text, ok := texts[p.places[i].field.Key]; ok && p.places[i].name == 0 {
 			r.values[i] = []byte(text)
 		}
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, bad := p.limit(r); bad != nil {
+		if _, bad := p.limit(r, func(string) bool { return true }); bad != nil {
 			b.Fatal(bad)
 		}
 	}
@@ -340,9 +356,9 @@ func TestLimitOfTexts(t *testing.T) {
 	s := open(t, new(fakeDB))
 	text := func(s string) *string { return &s }
 	l, err := s.Limit(map[string]*string{"configId": text("7"), "interfaceUrl": text("/a"), "rateLimit": text("5.50"), "status": text("1"),
-		"lastModifyTime": text("1700000000000000"), "shadow": text("1"), "cache": nil, "another": text("x")})
+		"lastModifyTime": text("1700000000000000"), "shadow": text("1"), "max_wait": nil, "another": text("x")})
 	require.NoError(t, err)
-	require.Equal(t, registry.Limit{Row: "7", Name: "/a", Rate: 5.5, WaitShare: 0.5, Version: 1700000000000000, Shadow: true}, l)
+	require.Equal(t, registry.Limit{Row: "7", Name: "/a", Rate: 5.5, MaxWait: 500 * time.Millisecond, Version: 1700000000000000, Shadow: true}, l)
 	for field, value := range map[string]string{"rateLimit": "-1", "status": "2", "lastModifyTime": "yesterday", "penalty": "all"} {
 		row := map[string]*string{"interfaceUrl": text("/a"), "rateLimit": text("5"), "status": text("1")}
 		row[field] = &value
@@ -357,15 +373,19 @@ func TestLimitOfTexts(t *testing.T) {
 func TestColumnKeys(t *testing.T) {
 	o, err := newOptions(MySQL, nil)
 	require.NoError(t, err)
-	require.Len(t, o.selected(), len(newRaw().cells()))
+	require.Len(t, o.selected(), len(newRaw(o.places()).cells()))
 	names := map[*string]bool{}
 	for _, key := range ColumnKeys() {
 		name := o.columns.Column(key)
 		require.NotNil(t, name, key)
 		names[name] = true
 	}
+	for _, older := range []string{"status", "warmup_ms"} { // which have other values than the field
+		names[o.columns.Column(older)] = true
+	}
 	require.Len(t, names, reflect.TypeFor[Columns]().NumField())
-	require.Nil(t, o.columns.Column("jitter"))
+	require.Same(t, &o.columns.MaxWait, o.columns.Column("cache"), "an older name of a key")
+	require.Nil(t, o.columns.Column("waits"))
 }
 
 // TestSchemaHasFields: a created table has a column for each field of a row that has a default name, and no other but two for notes.

@@ -54,7 +54,7 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 		}
 		p := parser{file: filepath.Base(s.Path), line: n.Line}
 		// The line is no part of Row: limits do not change because a line was added above them.
-		p.limit = registry.Limit{Row: p.file, Version: max(modified.UnixMicro(), 0), WaitShare: registry.DefaultWaitShare, Quota: s.Quota, Jitter: s.Jitter}
+		p.limit = registry.Limit{Row: p.file, Version: max(modified.UnixMicro(), 0), MaxWait: registry.DefaultMaxWait, Quota: s.Quota, Jitter: s.Jitter}
 		bad := p.read(n)
 		if first, twice := lines[p.limit.Name]; bad == nil && twice {
 			bad = p.reject("name", p.nodes["name"], fmt.Sprintf("a name of its own: line %d has it, and stays in force", first))

@@ -35,15 +35,15 @@ func TestExample(t *testing.T) {
 	}
 	const row = "example.yaml"
 	require.Equal(t, []registry.Limit{
-		{Name: "/ibe/AvailFare", Row: row, Rate: 5, WaitShare: 0.3},
-		{Name: "/ibe/Book", Row: row, Rate: 2.5, WaitShare: 0.5, MaxPermits: &size},
-		{Name: "/ibe/Price", Row: row, Rate: 100, WaitShare: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
-		{Name: "/partner/quote", Row: row, Rate: 20, WaitShare: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
-		{Name: "/ibe/Order", Row: row, Rate: 5, WaitShare: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20, ConcurrentWait: 2 * time.Second, Penalty: registry.PenaltyBoth, Priority: tokenbucket.Low},
+		{Name: "/ibe/AvailFare", Row: row, Rate: 5, MaxWait: 300 * time.Millisecond},
+		{Name: "/ibe/Book", Row: row, Rate: 2.5, MaxWait: 500 * time.Millisecond, Burst: &size},
+		{Name: "/ibe/Price", Row: row, Rate: 100, MaxWait: 500 * time.Millisecond, Warmup: 30 * time.Second, ColdFactor: 3},
+		{Name: "/partner/quote", Row: row, Rate: 20, MaxWait: 500 * time.Millisecond, Quota: true, Jitter: 50 * time.Millisecond},
+		{Name: "/ibe/Order", Row: row, Rate: 5, MaxWait: 500 * time.Millisecond, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20, ConcurrentWait: 2 * time.Second, Penalty: registry.PenaltyBoth, Priority: tokenbucket.Low},
 		{Name: "/ibe/Report", Row: row, NoRate: true, Concurrent: 2},
-		{Name: "/ibe/Search", Row: row, Rate: 50, WaitShare: 0.5, Disabled: true},
-		{Name: "/ibe/Offer", Row: row, Rate: 50, WaitShare: 0.5, Shadow: true},
-		{Name: "/ibe/*", Row: row, Rate: 20, WaitShare: 0.5, PerKey: true},
+		{Name: "/ibe/Search", Row: row, Rate: 50, MaxWait: 500 * time.Millisecond, Disabled: true},
+		{Name: "/ibe/Offer", Row: row, Rate: 50, MaxWait: 500 * time.Millisecond, Shadow: true},
+		{Name: "/ibe/*", Row: row, Rate: 20, MaxWait: 500 * time.Millisecond, PerKey: true},
 	}, table.Limits)
 	limits, err := registry.New(&Source{Path: "example.yaml"}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
 	require.NoError(t, err)
@@ -165,9 +165,10 @@ func TestBadItems(t *testing.T) {
 		"{name: /b, rate: [5]}":                              `rate a list: want a number`,
 		"{name: /b, rate: }":                                 `rate without a value: want a number`,
 		"{name: /b}":                                         `rate missing: want a number`,
-		"{name: /b, rate: 5, cache: -1}":                     `cache "-1": want seconds, 0 to 9007199254`,
+		"{name: /b, rate: 5, cache: -1}":                     `cache "-1": want seconds, 0 to 9007199254, or a duration such as 500ms`,
 		"{name: /b, rate: 5, burst: many}":                   `burst "many": want a number of permits`,
-		"{name: /b, rate: 5, warmup: 4}":                     `warmup "4": want a duration such as 4s`,
+		"{name: /b, rate: 5, max_wait: soon}":                `max_wait "soon": want seconds, 0 to 9007199254, or a duration such as 500ms`,
+		"{name: /b, rate: 5, warmup: -4}":                    `warmup "-4": want seconds, 0 to 3153600000, or a duration such as 4s`,
 		"{name: /b, rate: 5, warmup: 4s, cold_factor: 1}":    `cold_factor "1": want a number above 1`,
 		"{name: /b, rate: 5, cold_factor: 2}":                `cold_factor "2": want no value without a warm-up`,
 		"{name: /b, rate: 5, warmup: 4s, burst: 1}":          `burst "1": want no value: the row has a warm-up`,
@@ -176,22 +177,21 @@ func TestBadItems(t *testing.T) {
 		"{name: /b, rate: 5, quota: true, burst: 2}":         `burst "2": want no value: the row is a quota`,
 		"{name: /b, rate: 5, quota: true, warmup: 2s}":       `warmup "2s": want no value: the row is a quota`,
 		"{name: /b, rate: 5, jitter: 1ms}":                   `jitter "1ms": want no value: the row is no quota`,
-		"{name: /b, rate: 5, quota: true, jitter: 2s}":       `jitter "2s": want a duration such as 50ms`,
-		"{name: /b, rate: 5, window: 1}":                     `window "1": want a duration in whole milliseconds such as 24h`,
-		"{name: /b, rate: 5, window: 0s, window_limit: 1}":   `window "0s": want a duration`,
-		"{name: /b, rate: 5, window: 1us, window_limit: 1}":  `window "1us": want a duration`,
+		"{name: /b, rate: 5, quota: true, jitter: 2s}":       `jitter "2s": want seconds, 0 to 1, or a duration such as 50ms`,
+		"{name: /b, rate: 5, window: 0.0005}":                `window "0.0005": want seconds to the millisecond`,
+		"{name: /b, rate: 5, window: 0s, window_limit: 1}":   `window "0s": want seconds`,
+		"{name: /b, rate: 5, window: 1us, window_limit: 1}":  `window "1us": want seconds`,
 		"{name: /b, rate: 5, window: 1s}":                    `window_limit missing: want 1 to 2147483647: the row has a window`,
 		"{name: /b, rate: 5, window_limit: 1}":               `window missing: want a length: the row has a limit for a window`,
 		"{name: /b, rate: 5, window: 1s, window_limit: 0}":   `window_limit "0": want a whole number of calls, 1 to`,
 		"{name: /b, rate: 5, concurrent: 1.5}":               `concurrent "1.5": want a whole number of calls`,
 		"{name: /b, rate: 5, concurrent: 0}":                 `concurrent "0": want a whole number of calls`,
-		"{name: /b, concurrent: 1}":                          `rate missing: want a number of permits per second`,
 		"{name: /b, rate: none}":                             `rate "none": want a rate, a window or a concurrency`,
 		"{name: /b, rate: none, concurrent: 1, burst: 1}":    `burst "1": want no value: the row has no rate`,
 		"{name: /b, rate: none, concurrent: 1, warmup: 1s}":  `warmup "1s": want no value: the row has no rate`,
 		"{name: /b, rate: none, concurrent: 1, quota: true}": `quota "true": want no value: the row has no rate`,
 		"{name: /b, rate: 5, disabled: 1}":                   `disabled "1": want true or false`,
-		"{name: /b, rat: 5}":                                 `bucket "/b": key "rat": want one of name, disabled, shadow, rate, cache`,
+		"{name: /b, rat: 5}":                                 `bucket "/b": key "rat": want one of name, disabled, shadow, rate, max_wait, burst`,
 		"{name: /b, rate: 5, rate: 6}":                       `bucket "/b": key "rate": want each key once`,
 		"{name: /a, rate: 6}":                                `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,
 		"{rate: 5}":                                          `bucket "": name missing: want a name`,
@@ -224,6 +224,48 @@ func TestBadItems(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, table.Rejected[0].Shadow)
 	require.True(t, table.Rejected[1].Shadow)
+}
+
+// An item of a file may leave out what a row of a table may have as NULL, have a duration as text or number, and use older names.
+func TestItemsAsRows(t *testing.T) {
+	load := func(item string) registry.Table {
+		table, err := write(t, "limits:\n  - "+item+"\n").Load(t.Context())
+		require.NoError(t, err)
+		return table
+	}
+	second := time.Second
+	for item, want := range map[string]registry.Limit{
+		"{name: /a, concurrent: 1}":                              {Name: "/a", NoRate: true, Concurrent: 1},
+		"{name: /a, window: 24h, window_limit: 5}":               {Name: "/a", NoRate: true, Window: 24 * time.Hour, WindowLimit: 5},
+		"{name: /a, rate: 5, max_wait: 500ms}":                   {Name: "/a", Rate: 5, MaxWait: second / 2},
+		"{name: /a, rate: 5, max_wait: 0.3}":                     {Name: "/a", Rate: 5, MaxWait: 300 * time.Millisecond},
+		"{name: /a, rate: 5, cache: 500ms}":                      {Name: "/a", Rate: 5, MaxWait: second / 2},
+		"{name: /a, rate: 5, cache: 0.3}":                        {Name: "/a", Rate: 5, MaxWait: 300 * time.Millisecond},
+		"{name: /a, rate: 5, cache: 0.3, max_wait: 300ms}":       {Name: "/a", Rate: 5, MaxWait: 300 * time.Millisecond},
+		"{name: /a, rate: 5, concurrent: 1, concurrent_wait: 2}": {Name: "/a", Rate: 5, MaxWait: second / 2, Concurrent: 1, ConcurrentWait: 2 * second},
+		"{interfaceUrl: /a, rateLimit: 5, perKey: true}":         {Name: "/a", Rate: 5, MaxWait: second / 2, PerKey: true},
+		"{name: /a, rate: 5, warmup_ms: 1500}":                   {Name: "/a", Rate: 5, MaxWait: second / 2, Warmup: 1500 * time.Millisecond},
+		"{name: /a, rate: 5, warmup: 1.5}":                       {Name: "/a", Rate: 5, MaxWait: second / 2, Warmup: 1500 * time.Millisecond},
+		"{name: /a, rate: 5, status: false}":                     {Name: "/a", Rate: 5, MaxWait: second / 2, Disabled: true},
+		"{name: /a, rate: 5, windowLimit: 7, window: 86400}":     {Name: "/a", Rate: 5, MaxWait: second / 2, Window: 24 * time.Hour, WindowLimit: 7},
+	} {
+		table := load(item)
+		require.Empty(t, table.Rejected, item)
+		require.Len(t, table.Limits, 1, item)
+		want.Row, want.Version = "limits.yaml", table.Limits[0].Version
+		require.Equal(t, want, table.Limits[0], item)
+	}
+	for item, want := range map[string]registry.RowError{
+		"{name: /a, rate: 5, max_wait: 500ms, cache: 0.3}":  {Field: "max_wait", Value: `"500ms"`, Other: "cache", Want: `the same value as cache "0.3", or one of the two alone: both name one setting`},
+		"{name: /a, rate: 5, disabled: true, status: true}": {Field: "disabled", Value: `"true"`, Other: "status", Want: `the same value as status "true", or one of the two alone: both name one setting`},
+		"{name: /a, interfaceUrl: /b, rate: 5}":             {Field: "name", Value: `"/a"`, Other: "interfaceUrl", Want: `the same value as interfaceUrl "/b", or one of the two alone: both name one setting`},
+	} {
+		table := load(item)
+		require.Empty(t, table.Limits, item)
+		require.Len(t, table.Rejected, 1, item)
+		want.Row, want.Name = "limits.yaml:2", "/a"
+		require.Equal(t, want, table.Rejected[0], item)
+	}
 }
 
 // What the settings say counts for items that say nothing.
@@ -317,7 +359,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for _, l := range table.Limits {
 			require.NotEmpty(t, l.Name)
-			require.True(t, l.Rate >= 0 && l.WaitShare >= 0 && l.WaitShare <= 9007199254.740992 && !math.IsInf(l.Rate, 0))
+			require.True(t, l.Rate >= 0 && l.MaxWait >= 0 && l.MaxWait <= 1<<53*time.Microsecond && !math.IsInf(l.Rate, 0))
 		}
 	})
 }

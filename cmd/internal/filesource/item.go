@@ -10,8 +10,13 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// fields are all keys of an item, in the order in which they are read.
-var fields = registry.Fields()
+// keys are all keys of an item, in the order in which they are read, and known has the older ones, too.
+var keys, known = func() (keys, known []string) {
+	for _, f := range registry.Fields() {
+		keys, known = append(keys, f.Key), append(known, f.Names()...)
+	}
+	return keys, known
+}()
 
 // parser reads one item.
 type parser struct {
@@ -36,20 +41,40 @@ func (p *parser) read(n *yaml.Node) *registry.RowError {
 		return p.reject("item", item, "a map with name and rate")
 	}
 	bad := p.collect(item)
-	wrong, want := p.limit.Read(registry.InFile, func(f *registry.Field) []byte {
-		if value := p.nodes[f.Key]; value != nil {
+	wrong := p.limit.Read(registry.InFile, func(f *registry.Field, name int) []byte {
+		if value := p.nodes[key(f, name)]; value != nil {
 			return []byte(text(value))
 		}
 		return nil
 	})
 	switch {
-	case wrong != nil && (bad == nil || wrong.Key == "name"):
-		return p.reject(wrong.Key, p.nodes[wrong.Key], want)
+	case wrong != nil && (bad == nil || wrong.Field.Key == "name"):
+		return p.wrong(wrong)
 	case bad != nil && !p.limit.Disabled:
 		bad.Name, bad.Shadow = p.limit.Name, p.limit.Shadow
 		return bad
 	}
 	return nil
+}
+
+// key returns one of the names of a field.
+func key(f *registry.Field, name int) string {
+	if name == 0 {
+		return f.Key
+	}
+	return f.Older[name-1]
+}
+
+// wrong returns the error of a value.
+func (p *parser) wrong(w *registry.Wrong) *registry.RowError {
+	field := key(w.Field, w.Name)
+	if w.Other == w.Name {
+		return p.reject(field, p.nodes[field], w.Want)
+	}
+	other := key(w.Field, w.Other)
+	bad := p.reject(field, p.nodes[field], registry.Twice(other, show(p.nodes[other])))
+	bad.Other = other
+	return bad
 }
 
 // text returns the text of a scalar. For anything else it returns one that no field accepts.
@@ -70,15 +95,11 @@ func (p *parser) keep(bad **registry.RowError, key string, n *yaml.Node, want st
 // collect finds the values by their keys, and the first key that is none.
 func (p *parser) collect(item *yaml.Node) (bad *registry.RowError) {
 	p.nodes = map[string]*yaml.Node{}
-	known := make([]string, len(fields))
-	for i := range fields {
-		known[i] = fields[i].Key
-	}
 	for i := 0; i < len(item.Content); i += 2 {
 		key, value := item.Content[i], resolve(item.Content[i+1])
 		switch {
 		case key.Kind != yaml.ScalarNode || !slices.Contains(known, key.Value):
-			p.keep(&bad, "key", key, "one of "+strings.Join(known, ", "))
+			p.keep(&bad, "key", key, "one of "+strings.Join(keys, ", "))
 		case p.nodes[key.Value] != nil:
 			p.keep(&bad, "key", key, "each key once")
 		default:

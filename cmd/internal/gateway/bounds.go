@@ -89,11 +89,12 @@ func (m *metrics) usages(ctx context.Context, most int) map[string]registry.Usag
 
 // boundsOf is the part of /stats that describes a row's window and concurrency.
 type boundsOf struct {
-	NoRate        bool           `json:"no_rate,omitempty"`
-	WindowSeconds float64        `json:"window_seconds,omitempty"`
-	WindowLimit   int            `json:"window_limit,omitempty"`
-	Concurrent    int            `json:"concurrent,omitempty"`
-	RefusedBy     map[string]int `json:"refused_by,omitempty"` // limit, window, concurrency and so on
+	NoRate         bool           `json:"no_rate,omitempty"`
+	Window         float64        `json:"window,omitempty"`
+	WindowLimit    int            `json:"window_limit,omitempty"`
+	Concurrent     int            `json:"concurrent,omitempty"`
+	ConcurrentWait float64        `json:"concurrent_wait,omitempty"`
+	RefusedBy      map[string]int `json:"refused_by,omitempty"` // limit, window, concurrency and so on
 	*inUse
 }
 
@@ -110,7 +111,7 @@ type inUse struct {
 func (m *metrics) boundsOf(ctx context.Context) func(l *registry.Limit) boundsOf {
 	usages, refused := m.usages(ctx, math.MaxInt), m.refusedBy()
 	return func(l *registry.Limit) boundsOf {
-		b := boundsOf{l.NoRate, l.Window.Seconds(), l.WindowLimit, l.Concurrent, refused[telemetry.Named(l.Name)], nil}
+		b := boundsOf{l.NoRate, l.Window.Seconds(), l.WindowLimit, l.Concurrent, l.ConcurrentWait.Seconds(), refused[telemetry.Named(l.Name)], nil}
 		if u, ok := usages[l.Name]; ok {
 			b.inUse = &inUse{u.WindowUsed, u.WindowLimit, u.Places, u.Inside, u.Concurrent}
 		}

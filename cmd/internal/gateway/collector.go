@@ -32,7 +32,7 @@ var about = map[string][]string{
 	"limits_lost":                        {"Limits that the table has lost, if it has lost more than half of them, until the loss is confirmed or the rows are back; otherwise 0."},
 	"limits_before_loss":                 {"Limits that the table had before it lost more than half of them, until the loss is confirmed or the rows are back; otherwise 0."},
 	"limits_in_shadow":                   {"Limits in shadow: they count calls and refuse none."},
-	"limit_keys":                         {"Keys in use that have a bucket of their own (rows with perKey)."},
+	"limit_keys":                         {"Keys in use that have a bucket of their own (rows with per_key)."},
 	"keys_shared_total":                  {"Calls whose keys shared a bucket because their row had reached --max-keys within the hour."},
 	"bad_rows":                           {"Rows rejected by the last load."},
 	"bad_names":                          {"Names whose rows were never valid: --bad-rows decides about their calls."},
@@ -45,7 +45,7 @@ var about = map[string][]string{
 	"console_failed_sign_ins_total":      {"Requests to the console with an unknown name or token."},
 	"limit_rate":                         {"Permits per second in force, of buckets that are in use.", "bucket"},
 	"limit_max_permits":                  {"Permits that a bucket can store.", "bucket"},
-	"limit_longest_wait_seconds":         {"How long a call may wait for its permit, by the row.", "bucket"},
+	"limit_max_wait_seconds":             {"How long a call may wait for its permit, by the row.", "bucket"},
 	"limit_stored_permits":               {"Permits stored in a bucket.", "bucket"},
 	"limit_window_used":                  {"Calls counted in a limit's window, in the whole fleet.", "bucket"},
 	"limit_window_limit":                 {"Calls that a limit's window allows.", "bucket"},
@@ -126,7 +126,7 @@ func (c *collector) inUse(gauge func(name string, value float64, labels ...strin
 			gauge("limit_rate", v.rate, name)
 			gauge("limit_max_permits", v.maxPermits, name)
 			gauge("limit_stored_permits", v.stored, name)
-			gauge("limit_longest_wait_seconds", v.wait.Seconds(), name)
+			gauge("limit_max_wait_seconds", v.wait.Seconds(), name)
 		}
 		gauge("limit_held_until_timestamp_seconds", v.until(), name)
 	}

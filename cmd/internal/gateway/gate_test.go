@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
@@ -18,7 +19,7 @@ func TestCallsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, err := newMetrics()
 		require.NoError(t, err)
-		limits, err := registry.New(registry.Static{{Name: "/row", Rate: 1, WaitShare: 1}}, tokenbucket.NewMemoryStore(),
+		limits, err := registry.New(registry.Static{{Name: "/row", Rate: 1, MaxWait: time.Second}}, tokenbucket.NewMemoryStore(),
 			registry.WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
 		defer limits.Close()

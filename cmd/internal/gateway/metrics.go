@@ -196,7 +196,7 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 	for _, l := range limits.Limits() {
 		v, read := all[l.Name] // takes precedence over heldUntil: the bucket may have been reset
 		if read {
-			v.wait = time.Duration(l.WaitShare * float64(time.Second))
+			v.wait = l.MaxWait
 			all[l.Name] = v
 		}
 		until, penalized := m.heldUntil[telemetry.Named(l.Name)]

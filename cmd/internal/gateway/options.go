@@ -168,10 +168,10 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.limits, "limits", "", "`DSN` of the database: sqlite://FILE, mysql://user:password@host:3306/database (MariaDB too) or "+
 		"postgres://user:password@host:5432/database; ?parameters are the driver's. Or file://FILE, a YAML file, such as file:///etc/tokenbucket/limits.yaml")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
-	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` for columns with other names; may be repeated. Fields are id, name, rate, "+
-		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here; window (in seconds), window_limit, concurrent, "+
-		"concurrent_wait (in seconds), shadow, per_key, penalty and priority also if the table has columns window, windowLimit, concurrent, "+
-		"concurrentWait, shadow, perKey, penalty and priority")
+	f.StringSliceVar(&o.columns, "columns", nil, "`setting=column` for columns with names of their own; may be repeated. Without it each setting's column has "+
+		"its name: name, rate, max_wait, disabled; id and modified are configId and lastModifyTime; window, window_limit, concurrent, concurrent_wait, shadow, "+
+		"per_key, penalty and priority are read if the table has them. burst, warmup, cold_factor, quota and jitter are read only if named here. Older names "+
+		"are read, too: "+olderNames())
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: no permits are stored")
 	f.DurationVar(&o.jitter, "jitter", 0, "how much later than released a quota's calls may reach the upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the tables of limits, audit and switch, a SQLite file")
@@ -186,11 +186,24 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.loadTimeout, "load-timeout", time.Minute, "how long reading it may take")
 	f.DurationVar(&o.maxAge, "max-age", 0, "/readyz responds 503 if the limits are older, although they stay in force: an outage of the database then "+
 		"takes the whole fleet out of service; 0: no maximum")
-	f.IntVar(&o.maxKeys, "max-keys", 10_000, "how many new keys of a row with perKey, or without a row, get buckets of their own per hour; "+
+	f.IntVar(&o.maxKeys, "max-keys", 10_000, "how many new keys of a row with per_key, or without a row, get buckets of their own per hour; "+
 		"further keys share one bucket until the hour is over")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at startup")
 	f.StringVar(&o.switchAt, "switch", "none", "`place` of the fleet's switch: none, redis:KEY, or sql for the row 'global' of "+
 		"t_ratelimite_switch. 0 there lets all calls pass; 1, or nothing, limits them")
+}
+
+// olderNames returns the older names of settings, with the names that they have now.
+func olderNames() string {
+	var all []string
+	for _, f := range registry.Fields() {
+		for _, older := range f.Older {
+			if as := f.As(older); as.SameValues(f) {
+				all = append(all, older+" for "+f.Key)
+			}
+		}
+	}
+	return strings.Join(all, ", ") + "; status, the opposite of disabled; and warmup_ms, in milliseconds, if named"
 }
 
 func (o *bucketOptions) flags(f *pflag.FlagSet) {
@@ -427,7 +440,7 @@ func (c *config) otherwise(flag, value string) (registry.Otherwise, error) {
 	if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
 		return registry.Otherwise{}, c.bad(flag, fmt.Sprintf("%q", value), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
 	}
-	return registry.Default(registry.Limit{Rate: rate, WaitShare: 0.5}), nil
+	return registry.Default(registry.Limit{Rate: rate, MaxWait: registry.DefaultMaxWait}), nil
 }
 
 // validHeader reports whether a name is a token of RFC 9110.
@@ -446,7 +459,7 @@ func (c *config) parseLimits() error {
 		key, column, ok := strings.Cut(s, "=")
 		name := names.Column(key)
 		if name == nil || !ok || column == "" {
-			return c.bad("columns", fmt.Sprintf("%q", s), "field=column with a field of "+strings.Join(sqlsource.ColumnKeys(), ", "))
+			return c.bad("columns", fmt.Sprintf("%q", s), "setting=column with a setting of "+strings.Join(sqlsource.ColumnKeys(), ", "))
 		}
 		*name = column
 	}

@@ -57,7 +57,7 @@ func (k *checker) row(limits *registry.Registry, l *registry.Limit) {
 		k.warn("row %s: %s matches no call: %s", l.Row, l.Name, why)
 	}
 	if l.PerKey && !k.config.key.joined() && !strings.HasSuffix(l.Name, "*") {
-		k.warn("row %s: %s has one bucket although perKey is set: --key %s has one part, and the row names all of it", l.Row, l.Name, k.options.key)
+		k.warn("row %s: %s has one bucket although per_key is set: --key %s has one part, and the row names all of it", l.Row, l.Name, k.options.key)
 	}
 	if l.Name == "*" {
 		k.warn("row %s: * matches all calls without another row, so --unknown has no effect", l.Row)

@@ -16,7 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
-// statistics and its parts are the JSON of /stats. Durations are in seconds.
+// statistics and its parts are the JSON of /stats. Durations are in seconds. The settings of a row have their names in files and tables.
 type (
 	statistics struct {
 		UptimeSeconds float64      `json:"uptime_seconds"`
@@ -71,20 +71,21 @@ type (
 	}
 	limit struct {
 		*counts
-		Name          string   `json:"name"`
-		Row           string   `json:"row"`
-		Disabled      bool     `json:"disabled,omitempty"`
-		Shadow        bool     `json:"shadow,omitempty"`
-		PerKey        bool     `json:"per_key,omitempty"`
-		Penalty       string   `json:"penalty,omitempty"`
-		Rate          float64  `json:"rate"`
-		Quota         bool     `json:"quota,omitempty"`
-		JitterSeconds float64  `json:"jitter_seconds,omitempty"`
-		MaxPermits    *float64 `json:"max_permits,omitempty"`
-		WarmupSeconds float64  `json:"warmup_seconds,omitempty"`
-		ColdFactor    float64  `json:"cold_factor,omitempty"`
-		Cache         float64  `json:"cache"`
-		Version       int64    `json:"version"`
+		Name       string   `json:"name"`
+		Row        string   `json:"row"`
+		Disabled   bool     `json:"disabled,omitempty"`
+		Shadow     bool     `json:"shadow,omitempty"`
+		PerKey     bool     `json:"per_key,omitempty"`
+		Penalty    string   `json:"penalty,omitempty"`
+		Rate       float64  `json:"rate"`
+		Quota      bool     `json:"quota,omitempty"`
+		Jitter     float64  `json:"jitter,omitempty"`
+		Burst      *float64 `json:"burst,omitempty"`
+		Warmup     float64  `json:"warmup,omitempty"`
+		ColdFactor float64  `json:"cold_factor,omitempty"`
+		MaxWait    float64  `json:"max_wait"`
+		Priority   string   `json:"priority,omitempty"`
+		Version    int64    `json:"version"`
 		boundsOf
 	}
 	// counts are the calls of a limit, by result. Granted, Refused, Failed, WouldRefuse and Bypassed add up to all of its calls.
@@ -140,7 +141,7 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 		bounds := a.proxy.metrics.boundsOf(r.Context())
 		for _, l := range limits.Limits() {
 			s.Limits = append(s.Limits, limit{
-				counted[telemetry.Named(l.Name)], l.Name, l.Row, l.Disabled, l.Shadow || stats.AllShadow, l.PerKey, l.Penalty.String(), l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.WaitShare, l.Version, bounds(&l),
+				counted[telemetry.Named(l.Name)], l.Name, l.Row, l.Disabled, l.Shadow || stats.AllShadow, l.PerKey, l.Penalty.String(), l.Rate, l.Quota, l.Jitter.Seconds(), l.Burst, l.Warmup.Seconds(), l.ColdFactor, l.MaxWait.Seconds(), priorityOf(&l), l.Version, bounds(&l),
 			})
 		}
 	}
@@ -163,6 +164,14 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
 	_ = encoder.Encode(s) // the client may have gone
+}
+
+// priorityOf returns the priority of a row; empty if it is normal.
+func priorityOf(l *registry.Limit) string {
+	if l.Priority == tokenbucket.Normal {
+		return ""
+	}
+	return l.Priority.String()
 }
 
 func lossOf(l *registry.Loss) *loss {

@@ -166,7 +166,7 @@ func TestI3Requests(t *testing.T) {
 	server := redistest.Start(t)
 	client, _ := counted(t, server)
 	admin := server.Client(t, patient)
-	limits, err := registry.New(registry.Static{{Name: "/victim", Rate: 1000, WaitShare: 0.5}},
+	limits, err := registry.New(registry.Static{{Name: "/victim", Rate: 1000, MaxWait: 500 * time.Millisecond}},
 		tokenbucket.NewRedisScriptStore(client), registry.WithUnknown(registry.Default(registry.Limit{Rate: 0.001})),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(limit)))
 	require.NoError(t, err)

@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-func waitShare(l *registry.Limit) float64 { return l.WaitShare }
+func waitShare(l *registry.Limit) float64 { return l.MaxWait.Seconds() }
 
 func semaphoreTimeout(d time.Duration) semaphore.Option { return semaphore.WithStoreTimeout(d) }
 

@@ -1,9 +1,9 @@
 -- SQLite 3.25 or later. Limits, one row for each bucket.
--- interfaceUrl is the bucket's name; rateLimit is permits per second; cache is how many seconds a call may wait
--- (NULL: 0.5); status is 1 (limited) or 0 (off); shadow is 1 if nothing is refused, only counted; perKey is 1
+-- name is the bucket's name; rate is permits per second; max_wait is how many seconds a call may wait
+-- (NULL: 0.5); disabled is 1 if every call passes; shadow is 1 if nothing is refused, only counted; per_key is 1
 -- if each key has a bucket of its own; lastModifyTime is UTC.
--- At most windowLimit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number.
--- A call waits concurrentWait seconds for a place among these (NULL: not at all). Beside these a NULL rate is none.
+-- At most window_limit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number.
+-- A call waits concurrent_wait seconds for a place among these (NULL: not at all). Beside these a NULL rate is none.
 -- penalty is which answers of an upstream with Retry-After hold the bucket back: none, 503, 429 or 429,503; NULL: 503, and 429 where it is
 -- one key's own.
 -- priority is normal, low or lowest; NULL: normal.
@@ -11,16 +11,16 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `configId` INTEGER NOT NULL,
   `channelType` VARCHAR(24) NULL,
   `interfaceNo` VARCHAR(24) NULL,
-  `interfaceUrl` VARCHAR(512) NULL,
-  `rateLimit` DECIMAL(16,6) NULL,
-  `cache` FLOAT NULL,
-  `status` TINYINT DEFAULT 1 NOT NULL,
+  `name` VARCHAR(512) NULL,
+  `rate` DECIMAL(16,6) NULL,
+  `max_wait` DECIMAL(16,6) NULL,
+  `disabled` TINYINT DEFAULT 0 NOT NULL,
   `window` DECIMAL(13,3) NULL,
-  `windowLimit` INTEGER NULL,
+  `window_limit` INTEGER NULL,
   `concurrent` INTEGER NULL,
-  `concurrentWait` DECIMAL(16,6) NULL,
+  `concurrent_wait` DECIMAL(16,6) NULL,
   `shadow` TINYINT DEFAULT 0 NOT NULL,
-  `perKey` TINYINT DEFAULT 0 NOT NULL,
+  `per_key` TINYINT DEFAULT 0 NOT NULL,
   `penalty` TEXT NULL,
   `priority` TEXT NULL,
   `lastModifyTime` DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
