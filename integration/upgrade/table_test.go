@@ -39,7 +39,7 @@ func ask(t *testing.T, r release, job task.Job) (lines []string) {
 }
 
 // TestTables reads a table that one release has created with both, and lets a fleet that is replaced follow it. Both see the same rows and
-// the same versions, so that they agree about every bucket.
+// the same versions, so that they agree about every bucket. A table of this release has other names; the previous one reads it through a view.
 func TestTables(t *testing.T) {
 	t.Parallel()
 	const rate = 200.0
@@ -61,22 +61,28 @@ func TestTables(t *testing.T) {
 			dsn := strings.Replace(server.DSN(), "/test?", "/"+name+"?", 1)
 			redisAddr := redistest.Shared(t).Addr
 			ask(t, creator, task.Job{Redis: redisAddr, Tasks: []task.Task{{Kind: task.Create, Name: "create", DSN: dsn}}})
-			exec("INSERT INTO " + conf + " (interfaceUrl, rateLimit, cache, status) VALUES" +
-				" ('/ibe/Fares', 5.5, 0.3, 1), ('/ibe/Off', NULL, NULL, 0), ('/ibe/Slow', 0.4, NULL, 1), ('/ibe/*', 0, 0, 1), ('/bad', -1, 0, 1)")
-			exec("INSERT INTO " + conf + " (interfaceUrl, rateLimit, `window`, windowLimit, concurrent, shadow, perKey) VALUES" +
+			columns, bounds, off, on, view := "interfaceUrl, rateLimit, cache, status", "interfaceUrl, rateLimit, `window`, windowLimit, concurrent, shadow, perKey", 0, 1, ""
+			if creator == now {
+				columns, bounds, off, on, view = "name, rate, max_wait, disabled", "name, rate, `window`, window_limit, concurrent, shadow, per_key", 1, 0, "t_ratelimite_before"
+				exec("CREATE VIEW " + name + "." + view + " AS SELECT configId, name AS interfaceUrl, rate AS rateLimit, max_wait AS cache, 1 - disabled AS status, `window`," +
+					" window_limit AS windowLimit, concurrent, shadow, per_key AS perKey, lastModifyTime FROM " + conf)
+			}
+			exec(fmt.Sprintf("INSERT INTO %s (%s) VALUES ('/ibe/Fares', 5.5, 0.3, %[4]d), ('/ibe/Off', NULL, NULL, %[3]d), ('/ibe/Slow', 0.4, NULL, %[4]d),"+
+				" ('/ibe/*', 0, 0, %[4]d), ('/bad', -1, 0, %[4]d)", conf, columns, off, on))
+			exec("INSERT INTO " + conf + " (" + bounds + ") VALUES" +
 				" ('/ibe/All', 50, 60, 1000, 8, 1, 0), ('/ibe/Keys', 10, NULL, NULL, NULL, 0, 1), ('/ibe/Count', NULL, 1.5, 7, NULL, 0, 0)")
-			exec(fmt.Sprintf("INSERT INTO %s (interfaceUrl, rateLimit, cache) VALUES ('%s', %g, 0.5)", conf, name, rate))
+			exec(fmt.Sprintf("INSERT INTO %s (%s) VALUES ('%s', %g, 0.5, %d)", conf, columns, name, rate, on))
 			exec("INSERT INTO " + name + ".t_ratelimite_switch (name, enabled) VALUES ('global', 0)")
 			if creator == now {
-				exec("UPDATE " + conf + " SET penalty = 'none' WHERE interfaceUrl = '/ibe/Fares'") // a column that other releases may not know
+				exec("UPDATE " + conf + " SET penalty = 'none' WHERE name = '/ibe/Fares'") // a column that other releases may not know
 			}
-			job := task.Job{Redis: redisAddr, Tasks: []task.Task{{Kind: task.Table, Name: "table", DSN: dsn}}}
+			job := task.Job{Redis: redisAddr, Tasks: []task.Task{{Kind: task.Table, Name: "table", DSN: dsn, View: view}}}
 			before, after := ask(t, previous, job), ask(t, now, job)
 			require.Len(t, before, 10, "nine rows, and the switch: %q", before)
 			require.Equal(t, before, after, "what both releases read")
 			require.Contains(t, after, "switch false")
 
-			gateway := task.Job{Redis: redisAddr, Tasks: []task.Task{{Kind: task.Gateway, Name: name, Store: "script", DSN: dsn, Callers: 8}}}
+			gateway := task.Job{Redis: redisAddr, Tasks: []task.Task{{Kind: task.Gateway, Name: name, Store: "script", DSN: dsn, View: view, Callers: 8}}}
 			h := roll(t, creator, 100, gateway, gateway)
 			all, by := h.spans(name)
 			worst := faultlab.Surely(all, rate)

@@ -19,7 +19,7 @@ func publish(ctx context.Context, client *redis.Client, t *Task, tell func(Event
 		return err
 	}
 	meter := fleet.NewMeter()
-	limits, err := registry.New(registry.Static{{Name: t.Name, Rate: t.Rate, Burst: &t.Burst}}, s, registry.WithLimiterOptions(
+	limits, err := registry.New(registry.Static{limitOf(t)}, s, registry.WithLimiterOptions(
 		prioritized(t.Lowest, []tokenbucket.Option{tokenbucket.WithInitialPermits(t.Burst), tokenbucket.WithStoreTimeout(patience), tokenbucket.WithObserver(meter.Observer())})...),
 		registry.WithBypassHook(meter.Bypassed), registry.WithHook(meter.Loaded))
 	if err != nil {

@@ -50,7 +50,7 @@ func table(ctx context.Context, _ *redis.Client, t *Task, tell func(Event)) erro
 		return err
 	}
 	defer func() { _ = db.Close() }()
-	source, err := sqlsource.New(db, sqlsource.MySQL)
+	source, err := sqlsource.New(db, sqlsource.MySQL, tableOf(t)...)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func gateway(ctx context.Context, client *redis.Client, t *Task, tell func(Event
 		return err
 	}
 	defer func() { _ = db.Close() }()
-	source, err := sqlsource.New(db, sqlsource.MySQL)
+	source, err := sqlsource.New(db, sqlsource.MySQL, tableOf(t)...)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,9 @@ type Task struct {
 	// Name is the bucket, semaphore, window or row. Store is "script" or "lock"; of a semaphore also "redis" or "postgres".
 	Name, Store string
 	// DSN of a database: MariaDB for tables, PostgreSQL for semaphores.
-	DSN     string
+	DSN string
+	// View is through which the previous release reads the table, if that has other names of columns than it knows.
+	View    string
 	Callers int
 	// Rate and Burst of a bucket. Callers ask for Sizes permits in turn, and give back every CancelEvery-th grant before it is due.
 	Rate, Burst float64
