@@ -432,3 +432,43 @@ func TestDisabledRowWithWrongField(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, registry.Limit{Row: "7", Name: "/a", Disabled: true, Shadow: true, Version: 17}, l)
 }
+
+// A row that has different values under two names of a setting is rejected with both columns. A column that is named is the only one.
+func TestTwoColumnsOfASetting(t *testing.T) {
+	text := func(s string) *string { return &s }
+	row := map[string]*string{"configId": text("7"), "interfaceUrl": text("/a"), "rateLimit": text("5"), "status": text("1"), "cache": text("0.25"), "max_wait": text("0.3")}
+	_, err := open(t, new(fakeDB)).Limit(row)
+	require.Equal(t, &registry.RowError{Row: "7", Name: "/a", Field: "max_wait", Value: "0.3", Other: "cache",
+		Want: "the same value as cache 0.25, or one of the two alone: both name one setting"}, err)
+	l, err := open(t, new(fakeDB), WithColumns(Columns{MaxWait: "cache"})).Limit(row)
+	require.NoError(t, err)
+	require.Equal(t, 250*time.Millisecond, l.MaxWait)
+	row["max_wait"] = nil
+	l, err = open(t, new(fakeDB)).Limit(row)
+	require.NoError(t, err)
+	require.Equal(t, 250*time.Millisecond, l.MaxWait)
+}
+
+// The names of the columns that a table has decide what a column holds.
+func TestFieldOfAColumn(t *testing.T) {
+	c := MySQL.columns()
+	for column, want := range map[string][2]string{"max_wait": {"max_wait", "max_wait"}, "cache": {"max_wait", "cache"}, "perKey": {"per_key", "perKey"}, "status": {"disabled", "status"}} {
+		f, ok := c.Field(column)
+		require.True(t, ok, column)
+		require.Equal(t, want, [2]string{f.Setting, f.Key})
+	}
+	for _, column := range []string{"configId", "burst", "warmup_ms", "note", ""} {
+		_, ok := c.Field(column)
+		require.False(t, ok, column)
+	}
+	c.MaxWait, c.WarmupMillis = "patience", "cold"
+	f, ok := c.Field("patience")
+	require.True(t, ok)
+	require.Equal(t, "max_wait", f.Key)
+	_, ok = c.Field("cache")
+	require.False(t, ok, "the column has a name of its own")
+	f, ok = c.Field("cold")
+	require.True(t, ok)
+	require.Equal(t, [2]string{"warmup", "warmup_ms"}, [2]string{f.Setting, f.Key})
+	require.Zero(t, f.Scale, "milliseconds")
+}
