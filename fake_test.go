@@ -346,3 +346,17 @@ func whileStopped(l *RateLimiter, f func()) {
 
 // newSession returns what a Redis store remembers of a bucket.
 func newSession() permit.Session { return new(redisbucket.Session) }
+
+// Calm reports whether a limiter's process does nothing before its next alarm, and when that rings; 0 if none is set. It is for tests with a fake clock.
+func Calm(l *RateLimiter) (calm bool, alarm int64) {
+	l.limiter.Coordinator.Inspect(func(s engine.State) {
+		calm, alarm = !s.Busy && (s.AlarmAt == 0 || s.AlarmAt > l.limiter.Coordinator.Now()), s.AlarmAt
+		if alarm != 0 {
+			alarm -= l.limiter.Coordinator.Now()
+		}
+	})
+	return calm, alarm
+}
+
+// InProgress returns how many calls of a limiter's process have not ended.
+func InProgress(l *RateLimiter) int { return look(l).Calls }

@@ -62,7 +62,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	}
 	e := &l.limiter
 	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout, engine.Class(o.priority), l.fairness.order())
-	e.Own, e.Initial, e.Transient, e.MaxWaiters, e.Floor = &l.own.terms, initial, o.transient, o.maxWaiters, o.floor
+	e.Own, e.Initial, e.Transient, e.Quota, e.MaxWaiters, e.Floor = &l.own.terms, initial, o.transient, o.quota != nil, o.maxWaiters, o.floor
 	if _, shares := o.policy.Instances(); shares && t.join != nil {
 		l.member = t.join()
 	}

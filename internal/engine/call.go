@@ -51,10 +51,12 @@ type Call struct {
 	turn      *fair.Place[*Call] // among the waiters of its tenant; nil if it has no tenant
 
 	state   state
-	bounded bool                      // it was asked for within its timeout, not within the look-ahead: a refusal is final
-	flight  *flight                   // that carries it; nil if none does
-	line    *schedule.Schedule[*Call] // that it waits in; nil if it does not queue
-	shared  bool                      // it ended in flight, so it must not be reused
+	bounded bool // it was asked for within its timeout, not within the look-ahead: a refusal is final
+	// recalled: it is a granted reservation whose permits were given up, because their quota was lowered. It asks without a look-ahead.
+	recalled bool
+	flight   *flight                   // that carries it; nil if none does
+	line     *schedule.Schedule[*Call] // that it waits in; nil if it does not queue
+	shared   bool                      // it ended in flight, so it must not be reused
 
 	sent    time.Duration // when it began to wait for the store, by clock.Mono
 	decided int64         // when the store first decided it, in limiter microseconds; 0 before
@@ -157,6 +159,11 @@ func (q *Call) charges() bool { return q.reserves() && q.promise.charge }
 // does reports whether the call is an operation of a kind.
 func (q *Call) does(op permit.Op) bool {
 	return q.operation != nil && !q.operation.Read && q.operation.Op == op
+}
+
+// begins reports whether the call must be the first of its batch: it is a penalty or a change of the rate.
+func (q *Call) begins() bool {
+	return q.does(permit.Hold) || q.does(permit.SetRate) || q.does(permit.SetRateAndBurst)
 }
 
 // remaining returns the longest wait from now on that is of use to the caller. It ends with the caller's context. A timeout counts from the

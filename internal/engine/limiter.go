@@ -15,6 +15,7 @@ type Limiter struct {
 	Own         *permit.Terms // its own configuration
 	Initial     float64       // see permit.Batch.Initial
 	Transient   bool          // see permit.Batch.Transient
+	Quota       bool          // it counts calls: what was granted under a quota that is lowered is given up
 	Closed      atomic.Bool   // set by Close: the limiter takes no more leases
 	Prefetch    int64         // how long a lease lasts, in microseconds; 0 for a limiter without leases
 	Floor       float64       // see Floor.Earn; 0 for no floor
@@ -54,7 +55,13 @@ func (l *Limiter) InForce() *permit.Terms {
 
 // agrees reports whether requests of two limiters may share a batch.
 func (l *Limiter) agrees(o *Limiter) bool {
-	return l == o || l.Own.Same(o.Own) && l.Initial == o.Initial && l.Transient == o.Transient
+	return l == o || l.Own.Same(o.Own) && l.Initial == o.Initial && l.Transient == o.Transient && l.Quota == o.Quota
+}
+
+// Gives reports whether the process gives up what a limiter of the bucket was granted under terms, now that others are in force: they are those of a
+// quota that was lowered since. Without a version none was: each limiter's configuration applies to its own calls.
+func (l *Limiter) Gives(granted, inForce *permit.Terms) bool {
+	return l.Quota && inForce.Version > 0 && inForce.Version >= granted.Version && inForce.Interval > granted.Interval
 }
 
 // prefetched calls the observer of a lease that has ended. A panic is logged, because the coordinator's lock is held.

@@ -56,7 +56,8 @@ func (r *refund) confirmed(ctx context.Context, c *Config, verb string) error {
 // outbox is what leaves with the next batch, besides the waiters of the queue. The coordinator's mu must be held for all methods.
 //
 // Invariants of a batch: all its requests have one configuration. Refunds come first, then calls in the order of their arrival. A penalty is
-// the first call of its batch, so that the whole reply is from after it. A reset is the first request, because the refunds before it may not
+// the first call of its batch, so that the whole reply is from after it. So is a change of the rate, because the permits in the reply have its terms; that
+// of a quota is the last one, too. A reset is the first request, because the refunds before it may not
 // fit its configuration (Q2).
 type outbox struct {
 	aside   []*Call   // operations, and reservations that are not granted yet. Calls whose callers have left stay until their turn
@@ -192,7 +193,7 @@ func (o *outbox) addCalls(f *flight, since time.Duration, now int64) (all bool) 
 	}
 	q := o.nextCall(w)
 	for ; q != nil && len(f.batch.Requests) < permit.MaxBatch && q.limiter.agrees(f.limiter); q = o.nextCall(w) {
-		if q.does(permit.Hold) && len(f.calls) > 0 || q.does(permit.Reset) && len(f.batch.Requests) > 0 {
+		if q.begins() && len(f.calls) > 0 || q.does(permit.Reset) && len(f.batch.Requests) > 0 {
 			break
 		}
 		if q.line != nil {
@@ -212,7 +213,9 @@ func (o *outbox) addCalls(f *flight, since time.Duration, now int64) (all bool) 
 			f.batch.Read = true
 			reads = append(reads, q)
 		default:
-			f.add(q, q.operation.Request)
+			if f.add(q, q.operation.Request); q.limiter.Quota && f.sets() {
+				return false // what is granted before the reply cannot go back behind later grants
+			}
 		}
 	}
 	f.calls = append(f.calls, reads...)
@@ -274,6 +277,10 @@ func (a *lookAhead) bound(q *Call, r *permit.Request) (more bool) {
 	c := a.floor.Next(a.class, q.Permits)
 	if a.permits != q.Permits || a.of != c || a.ahead-a.counted > a.horizon/16 {
 		a.permits, a.of, a.counted, a.most = q.Permits, c, a.ahead, LookAhead(t, c, q.Permits, a.ahead, a.trip)
+	}
+	if q.recalled {
+		q.bounded = false
+		return true
 	}
 	q.bounded = r.MaxWaitMicros < a.most && !q.promised()
 	r.MaxWaitMicros = min(r.MaxWaitMicros, a.most)

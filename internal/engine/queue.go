@@ -459,6 +459,32 @@ func (q *queue) rejoin() (some bool) {
 	return some
 }
 
+// recall gives up what was granted under a quota that was lowered since, and does nothing else. The waiters ask again: granted reservations first,
+// at once and however far ahead the new quota moves them.
+func (q *queue) recall(now int64) {
+	v := q.view
+	if v.terms == nil || v.terms.Version == 0 {
+		return
+	}
+	gone := func(t schedule.Terms) bool {
+		g := t.(*granted)
+		return g.limiter.Gives(g.Terms, v.terms.Terms) || v.terms.limiter.Gives(g.Terms, v.terms.Terms)
+	}
+	q.release(now) // what was due before is used
+	some := q.line.Recall(now, gone)
+	for _, s := range q.old {
+		some = s.Recall(now, gone) || some
+	}
+	if !some {
+		return
+	}
+	v.drop()
+	q.rejoin()
+	for w := q.line.Uncovered(); w != nil; w = w.Following() {
+		w.Value.recalled = w.Value.promised()
+	}
+}
+
 // pause moves all that the process owns by micros, for a bucket that Penalize holds back until a time.
 func (q *queue) pause(micros, until, now int64) {
 	q.line.Pause(micros, until, now)

@@ -143,6 +143,7 @@ func (r *reply) settle() {
 	default:
 		r.queue.askSooner(r.Outcome, now)
 	}
+	r.queue.recall(now)
 	r.queue.release(now)
 }
 

@@ -35,6 +35,7 @@ type Call struct {
 	flight   *flight
 	shared   bool // it ended in flight, so it must not be reused
 	promised bool // a granted reservation: it keeps asking if its permits lapse
+	recalled bool // its permits were given up, because their quota was lowered
 	decided  int64
 	came     int64
 	until    int64
@@ -187,6 +188,9 @@ func (q *Call) acquires() bool { return q.settles == nil && !q.reserves }
 
 // waiter reports whether the call waits its turn: it acquires, or it is a granted reservation whose permits have lapsed.
 func (q *Call) waiter() bool { return q.settles == nil && (!q.reserves || q.promised) }
+
+// bounded reports whether a look-ahead bounds what the call asks for. A reservation has none, also if its permits were given up for a lowered quota.
+func (q *Call) bounded() bool { return q.waiter() && !(q.promised && q.recalled) }
 
 // promise marks a reservation as granted: its caller may continue.
 func (q *Call) promise() {

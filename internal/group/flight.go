@@ -164,7 +164,7 @@ func (f *flight) addSettlements(l *queue, since time.Duration) {
 func (f *flight) addCalls(l *queue, since time.Duration) {
 	more, budget := true, f.budget()
 	l.keep(func(q *Call) bool {
-		waits := !q.reserves || q.promised
+		waits := q.settles != nil || q.bounded()
 		switch {
 		case q.flight == f: // a settlement
 			return false
@@ -186,7 +186,7 @@ func (f *flight) addRow(q *Call, members []member, choice permit.Choice) (more b
 	more = choice == permit.All
 	for i := range members {
 		r := permit.Request{Permits: q.permits * members[i].Weight, MaxWaitMicros: remaining}
-		if q.waiter() {
+		if q.bounded() {
 			most, room := f.looks[i].bound(r.Permits)
 			if remaining <= most && !q.promised {
 				ends |= 1 << i

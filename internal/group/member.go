@@ -46,6 +46,11 @@ func (m *member) effective() *permit.Terms {
 	return t
 }
 
+// gives reports whether the process gives up what it was granted under terms. See [engine.Limiter.Gives].
+func (m *member) gives(granted *permit.Terms) bool {
+	return m.terms != nil && m.Limiter.Gives(granted, m.terms)
+}
+
 // begin begins the next batch, without requests. It takes the session.
 func (m *member) begin(b *permit.Batch, config *Config) {
 	l, c := m.Limiter, m.Limiter.Coordinator

@@ -12,6 +12,7 @@ package group
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,7 +82,8 @@ func New(config Config) *Participant {
 		m.Member, m.micros, m.stored = config.Members[i], p.local.Micros, permit.MaxBatch
 	}
 	p.view.config, p.view.system = &p.Config, p.local.System()
-	p.queue = queue{strict: p.local.System(), config: &p.Config, members: p.members, view: &p.view}
+	quotas := slices.ContainsFunc(config.Members, func(m Member) bool { return m.Limiter.Quota })
+	p.queue = queue{quotas: quotas, strict: p.local.System(), config: &p.Config, members: p.members, view: &p.view}
 	p.inFlight = inFlight{config: &p.Config, buffer: []chan struct{}{}}
 	p.alarm = alarm{clock: config.Clock, local: &p.local, ring: p.ring}
 	p.deadlines = deadlines{check: p.checkDeadlines, config: &p.Config, queue: &p.queue, inFlight: &p.inFlight}

@@ -29,6 +29,7 @@ type queue struct {
 	nextDue int64   // no later than the first due time of owned; 0 if there is none
 	nextEnd int64   // no later than the first end of a timeout; 0 if there is none
 	refuser int     // the member that refused the waiters last
+	quotas  bool    // at least one member is a quota
 	strict  bool    // permits that are overdue lapse: by the system's clock, not by that of a test
 
 	config  *Config
@@ -375,7 +376,7 @@ func (l *queue) refunded(m int, r *refund, accepted bool, missing int64, err err
 	if g.open--; g.open > 0 {
 		return
 	}
-	if g.refused = true; g.due > now && l.whole(g) {
+	if g.refused = true; g.due > now && l.whole(g) && !l.outdated(g) {
 		g.confirm = nil
 		l.free(g, now)
 		return
@@ -530,6 +531,49 @@ func (l *queue) shift(member int, s shift, now int64) {
 	l.nextDue = 0
 	for _, q := range l.owned {
 		l.nextDue = sooner(l.nextDue, q.due)
+	}
+}
+
+// outdated reports whether permits of a grant were granted under a quota that was lowered since.
+func (l *queue) outdated(g *grant) bool {
+	for m := range g.parts {
+		if part := &g.parts[m]; part.taken && l.members[m].gives(part.terms) {
+			return true
+		}
+	}
+	return false
+}
+
+// recall gives up grants that are outdated. Their calls ask again, granted reservations first.
+func (l *queue) recall(now int64) {
+	if !l.quotas {
+		return
+	}
+	l.release(now) // what was due before is used
+	l.spare = slices.DeleteFunc(l.spare, func(g *grant) bool {
+		gone := l.outdated(g)
+		if gone {
+			l.giveBack(g)
+		}
+		return gone
+	})
+	var first, behind []*Call
+	l.owned = slices.DeleteFunc(l.owned, func(q *Call) bool {
+		if !l.outdated(q.grant) {
+			return false
+		}
+		l.giveBack(q.grant)
+		q.grant, q.state, q.recalled = nil, asking, true
+		if q.promised {
+			first = append(first, q)
+		} else {
+			behind = append(behind, q)
+		}
+		return true
+	})
+	if again := append(first, behind...); len(again) > 0 {
+		l.askAgain(again)
+		l.askAt = 0
 	}
 }
 

@@ -48,6 +48,7 @@ func (r *reply) settle() {
 	} else if !r.late {
 		r.askSooner()
 	}
+	r.queue.recall(r.now)
 	r.queue.offer(r.now)
 	r.queue.lapse(r.now, true)
 	if r.view.show(r.flight, r.members); len(r.queue.spare) > 0 {

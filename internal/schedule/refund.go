@@ -53,18 +53,23 @@ func (s *Schedule[V]) prepare() {
 			return
 		}
 	}
+	s.toRefund(g, spare)
+}
+
+// toRefund moves the last n permits of the last segment to the refund that is not sent yet.
+func (s *Schedule[V]) toRefund(g *segment, n int64) {
 	if s.refund == nil {
 		s.refund = &Refund{Terms: g.terms, End: g.end, Epoch: g.epoch, Tag: g.tag, Tail: g.tag, segment: g}
 	}
 	r := s.refund
-	r.Permits += spare
-	if r.To = g.cursor; spare < g.left {
-		r.To, _ = g.terms.After(g.cursor, g.left-spare)
+	r.Permits += n
+	if r.To = g.cursor; n < g.left {
+		r.To, _ = g.terms.After(g.cursor, g.left-n)
 	} else if !g.used {
 		r.Tail = g.prev
 	}
-	g.end, g.left = r.To, g.left-spare
-	s.owned -= spare
+	g.end, g.left = r.To, g.left-n
+	s.owned -= n
 }
 
 // unprepare takes back a refund that was not sent.

@@ -1,0 +1,194 @@
+package tokenbucket_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/require"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+)
+
+// upstream counts the calls of several processes by a fake clock, when their permits are due.
+type upstream struct {
+	t         *testing.T
+	clock     *clockwork.FakeClock
+	processes []*tb.RateLimiter
+	ctx       context.Context // ends with the test
+
+	ended sync.WaitGroup // of all calls
+
+	mu    sync.Mutex
+	open  int // calls that have not ended
+	calls []time.Time
+}
+
+// newUpstream returns the upstream of processes with a quota.
+func newUpstream(t *testing.T, clock *clockwork.FakeClock, processes, n int, window time.Duration, open func() tb.Store) *upstream {
+	u := &upstream{t: t, clock: clock}
+	var cancel func()
+	u.ctx, cancel = context.WithCancel(ctx)
+	t.Cleanup(func() {
+		cancel()
+		u.ended.Wait()
+	})
+	for range processes {
+		l, err := tb.NewQuota("x", n, window, 0, tb.WithStore(open()), patient, tb.WithClock(clock))
+		require.NoError(t, err)
+		u.processes = append(u.processes, l)
+	}
+	return u
+}
+
+// acquire begins n calls of Acquire in a process, one behind the other.
+func (u *upstream) acquire(process, n int) {
+	for range n {
+		u.begin(func() bool {
+			_, err := u.processes[process].Acquire(u.ctx, 1)
+			return err == nil
+		})
+		u.rest()
+	}
+}
+
+// begin begins a call, which reports whether it reaches the upstream.
+func (u *upstream) begin(call func() bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.open++
+	u.ended.Go(func() {
+		reaches := call()
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if u.open--; reaches {
+			u.calls = append(u.calls, u.clock.Now())
+		}
+	})
+}
+
+// reserve makes n reservations in a process. They reach the upstream when they are due, unless they were cancelled before.
+func (u *upstream) reserve(process, n int) (all []*tb.Reservation) {
+	for range n {
+		r, err := u.processes[process].Reserve(ctx, 1)
+		require.NoError(u.t, err)
+		u.await(r)
+		all = append(all, r)
+	}
+	return all
+}
+
+func (u *upstream) await(r *tb.Reservation) {
+	if ready(r) {
+		u.begin(func() bool { return true })
+		return
+	}
+	u.begin(func() bool {
+		select {
+		case <-r.Ready():
+			return true
+		case <-u.ctx.Done():
+			return false
+		}
+	})
+}
+
+// rest waits until all processes wait for the clock, and returns when the first alarm rings.
+func (u *upstream) rest() (alarm int64) {
+	require.Eventually(u.t, func() bool {
+		open := 0
+		alarm = 0
+		for _, l := range u.processes {
+			calm, at := tb.Calm(l)
+			if !calm {
+				return false
+			}
+			open += tb.InProgress(l)
+			if at != 0 && (alarm == 0 || at < alarm) {
+				alarm = at
+			}
+		}
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		return u.open == open
+	}, time.Minute, 50*time.Microsecond)
+	return alarm
+}
+
+// advance moves the clock on, and stops at each alarm.
+func (u *upstream) advance(d time.Duration) {
+	for {
+		alarm := time.Duration(u.rest()) * time.Microsecond
+		if alarm == 0 || alarm > d {
+			break
+		}
+		u.clock.Advance(alarm)
+		d -= alarm
+	}
+	u.clock.Advance(d)
+	u.rest()
+}
+
+// since returns the calls from a time on.
+func (u *upstream) since(from time.Time) []time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	slices.SortFunc(u.calls, time.Time.Compare)
+	i, _ := slices.BinarySearchFunc(u.calls, from, time.Time.Compare)
+	return slices.Clone(u.calls[i:])
+}
+
+// within returns the most calls of one window, of those from a time on.
+func (u *upstream) within(from time.Time, window time.Duration) (most int) {
+	calls := u.since(from)
+	for i := range calls {
+		n, _ := slices.BinarySearchFunc(calls[i:], calls[i].Add(window), time.Time.Compare)
+		most = max(most, n)
+	}
+	return most
+}
+
+// A quota that is lowered holds in every window that begins after SetQuota has returned, however many callers wait, and its whole rate is used.
+func TestLoweredQuotaOfWaiters(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		u := newUpstream(t, clock, 1, 100, time.Second, open)
+		u.acquire(0, 100)
+		u.advance(50 * time.Millisecond)
+		require.Len(t, u.since(time.Time{}), 6)
+		require.NoError(t, u.processes[0].SetQuota(ctx, 1, time.Second, 0))
+		u.rest()
+		lowered := clock.Now().Add(1)
+		u.advance(10 * time.Second)
+		require.Equal(t, 1, u.within(lowered, time.Second))
+		require.Len(t, u.since(lowered), 10, "the whole rate is used")
+		require.NoError(t, u.processes[0].SetQuota(ctx, 100, time.Second, 0))
+		raised := len(u.since(time.Time{}))
+		u.advance(4 * time.Second) // the permits that it owns are due within three
+		require.Len(t, u.since(time.Time{}), raised+84)
+		require.LessOrEqual(t, u.within(lowered, time.Second), 100)
+	})
+}
+
+// So it does for reservations that were not due, which keep their order.
+func TestLoweredQuotaOfReservations(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		u := newUpstream(t, clock, 1, 100, time.Second, open)
+		all := u.reserve(0, 200)
+		u.advance(50 * time.Millisecond)
+		require.NoError(t, u.processes[0].SetQuota(ctx, 1, time.Second, 0))
+		u.rest()
+		lowered := clock.Now().Add(1)
+		u.advance(10 * time.Second)
+		require.Equal(t, 1, u.within(lowered, time.Second))
+		require.Len(t, u.since(lowered), 10, "the whole rate is used")
+		for i, r := range all {
+			require.Equal(t, i < 16, ready(r), "reservation %d", i)
+		}
+		require.Equal(t, 194050*time.Millisecond, all[199].Delay())
+		newcomer := u.reserve(0, 1)[0]
+		require.Equal(t, 185*time.Second, newcomer.Delay(), "it passes none of those before it")
+	})
+}
