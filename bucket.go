@@ -260,8 +260,15 @@ func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 // Reset replaces the bucket by a new one with this limiter's own configuration. Debt, penalty, version and the changes of
 // [RateLimiter.SetRate] are dropped, and a bucket of the other kind is replaced. Earlier reservations keep their due times, less the rest
 // of a penalty, and are not given back to the new bucket. The same holds for callers for whom their process owns permits.
+//
+// A bucket of a quota ([NewQuota]) keeps its debt and what it has stored, because more calls than the quota would fall into a window otherwise. If that
+// lowers the quota, it does so as [RateLimiter.SetQuota].
 func (l *RateLimiter) Reset(ctx context.Context) error {
-	_, err := l.operate(ctx, &engine.Operation{Request: permit.Request{Op: permit.Reset}})
+	op := permit.Reset
+	if l.quota != nil {
+		op = permit.ResetQuota
+	}
+	_, err := l.operate(ctx, &engine.Operation{Request: permit.Request{Op: op}})
 	return err
 }
 

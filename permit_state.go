@@ -227,6 +227,9 @@ func (b *PermitBucket) decide(now int64, r *permit.Request, batch *permit.Batch)
 	case permit.Reset:
 		b.begin(now, batch, settingOf(batch.Terms))
 		return permit.Grant{OK: true}
+	case permit.ResetQuota:
+		b.beginCounted(now, batch)
+		return permit.Grant{OK: true}
 	}
 	return r.Grant
 }
@@ -242,7 +245,8 @@ func (b *PermitBucket) sound() bool {
 
 // replaces reports whether the batch replaces a bucket of another kind. Then the configuration of the old bucket does not matter.
 func replaces(batch *permit.Batch, kind kind) bool {
-	return settingOf(batch.Terms).Kind != kind && len(batch.Requests) > 0 && batch.Requests[0].Op == permit.Reset
+	return settingOf(batch.Terms).Kind != kind && len(batch.Requests) > 0 &&
+		(batch.Requests[0].Op == permit.Reset || batch.Requests[0].Op == permit.ResetQuota)
 }
 
 // begin creates a new bucket.
@@ -256,6 +260,19 @@ func (b *PermitBucket) begin(now int64, batch *permit.Batch, s *setting) {
 	b.HeldUntilMicros, b.PausedMicros = 0, 0
 	b.Seq = 1
 	b.beginEpoch(batch.Epoch)
+}
+
+// beginCounted creates a new bucket that keeps the debt and the stored permits of the old one, so that no call of a quota's window is forgotten. The
+// rest of a penalty is no debt. A bucket of the other kind has counted nothing.
+func (b *PermitBucket) beginCounted(now int64, batch *permit.Batch) {
+	s, at, rest := settingOf(batch.Terms), b.balance(), int64(0)
+	if b.PausedMicros > 0 {
+		rest = max(0, b.HeldUntilMicros-now)
+	}
+	counted := b.setting.Kind == s.Kind
+	if b.begin(now, batch, s); counted {
+		b.set(permit.Balance{Stored: min(at.Stored, b.MaxPermits), Next: max(now, at.Next-rest), Carry: at.Carry})
+	}
 }
 
 // observe returns the time of the decision. If the clock is up to two seconds behind the latest time seen, time stands still, so a clock

@@ -192,3 +192,47 @@ func TestLoweredQuotaOfReservations(t *testing.T) {
 		require.Equal(t, 185*time.Second, newcomer.Delay(), "it passes none of those before it")
 	})
 }
+
+// Reset of a quota forgets no call of the window: it puts the limiter's own quota in force, and ends a penalty.
+func TestResetOfAQuota(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		u := newUpstream(t, clock, 1, 1, time.Hour, open)
+		l := u.processes[0]
+		for i := range 5 {
+			granted, err := l.TryAcquire(ctx, 1, 0)
+			require.NoError(t, err)
+			require.Equal(t, i == 0, granted, "call %d", i)
+			require.NoError(t, l.Reset(ctx))
+		}
+		clock.Advance(10 * time.Minute)
+		require.NoError(t, l.Penalize(ctx, 30*time.Minute))
+		require.NoError(t, l.SetQuota(ctx, 2, time.Hour, 0))
+		clock.Advance(10 * time.Minute)
+		require.NoError(t, l.Reset(ctx))
+		b, err := l.State(ctx)
+		require.NoError(t, err)
+		require.Zero(t, b.Version)
+		require.Zero(t, b.HeldUntilMicros)
+		require.Equal(t, 1.0/3600, l.Rate())
+		wait, granted := b.Take(b.SeenMicros, 1, time.Hour)
+		require.True(t, granted)
+		require.Equal(t, time.Hour, wait, "a penalty drops what was stored before it, and nothing is earned in it")
+	})
+}
+
+// Reset of a quota that was raised lowers it, for what was granted before, too.
+func TestResetLowersAQuota(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		u := newUpstream(t, clock, 1, 1, time.Second, open)
+		require.NoError(t, u.processes[0].SetQuota(ctx, 100, time.Second, 0))
+		u.reserve(0, 50)
+		u.acquire(0, 50)
+		u.advance(50 * time.Millisecond)
+		require.NoError(t, u.processes[0].Reset(ctx))
+		u.rest()
+		lowered := clock.Now().Add(1)
+		u.advance(10 * time.Second)
+		require.Equal(t, 1, u.within(lowered, time.Second))
+		require.GreaterOrEqual(t, len(u.since(lowered)), 9, "what cannot go back to the new bucket takes its second")
+	})
+}

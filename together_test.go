@@ -43,7 +43,7 @@ func drawGroup(t *rapid.T, names []string, configs [][]config, places [][]permit
 		}
 		for range rapid.SampledFrom([]int{0, 0, 0, 1, 2}).Draw(t, "own") {
 			r := drawRequest(t, places[m])
-			if r.Op == permit.Reset {
+			if r.Op == permit.Reset || r.Op == permit.ResetQuota {
 				continue // a group sends none
 			}
 			b.Requests = append(b.Requests, r)

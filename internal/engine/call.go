@@ -166,6 +166,9 @@ func (q *Call) begins() bool {
 	return q.does(permit.Hold) || q.does(permit.SetRate) || q.does(permit.SetRateAndBurst)
 }
 
+// resets reports whether the call resets the bucket.
+func (q *Call) resets() bool { return q.does(permit.Reset) || q.does(permit.ResetQuota) }
+
 // remaining returns the longest wait from now on that is of use to the caller. It ends with the caller's context. A timeout counts from the
 // first decision, which may be one about a waiter ahead of it.
 func (q *Call) remaining(now int64) int64 {

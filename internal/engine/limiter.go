@@ -58,10 +58,11 @@ func (l *Limiter) agrees(o *Limiter) bool {
 	return l == o || l.Own.Same(o.Own) && l.Initial == o.Initial && l.Transient == o.Transient && l.Quota == o.Quota
 }
 
-// Gives reports whether the process gives up what a limiter of the bucket was granted under terms, now that others are in force: they are those of a
-// quota that was lowered since. Without a version none was: each limiter's configuration applies to its own calls.
-func (l *Limiter) Gives(granted, inForce *permit.Terms) bool {
-	return l.Quota && inForce.Version > 0 && inForce.Version >= granted.Version && inForce.Interval > granted.Interval
+// Outdates reports whether the process gives up permits that were granted under terms in an epoch, now that others are in force: the quota was lowered
+// since, by a version or by a reset. Without either it was not: each limiter's configuration applies to its own calls.
+func (l *Limiter) Outdates(granted *permit.Terms, in int64, inForce *permit.Terms, epoch int64) bool {
+	newer := inForce.Version > 0 && inForce.Version >= granted.Version || !permit.Succeeds(epoch, in)
+	return l.Quota && newer && inForce.Interval > granted.Interval
 }
 
 // prefetched calls the observer of a lease that has ended. A panic is logged, because the coordinator's lock is held.

@@ -193,7 +193,7 @@ func (o *outbox) addCalls(f *flight, since time.Duration, now int64) (all bool) 
 	}
 	q := o.nextCall(w)
 	for ; q != nil && len(f.batch.Requests) < permit.MaxBatch && q.limiter.agrees(f.limiter); q = o.nextCall(w) {
-		if q.begins() && len(f.calls) > 0 || q.does(permit.Reset) && len(f.batch.Requests) > 0 {
+		if q.begins() && len(f.calls) > 0 || q.resets() && len(f.batch.Requests) > 0 {
 			break
 		}
 		if q.line != nil {

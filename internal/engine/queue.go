@@ -463,17 +463,17 @@ func (q *queue) rejoin() (some bool) {
 // at once and however far ahead the new quota moves them.
 func (q *queue) recall(now int64) {
 	v := q.view
-	if v.terms == nil || v.terms.Version == 0 {
+	if v.terms == nil || !q.line.Owns() && len(q.old) == 0 {
 		return
 	}
-	gone := func(t schedule.Terms) bool {
+	outdated := func(t schedule.Terms, epoch int64) bool {
 		g := t.(*granted)
-		return g.limiter.Gives(g.Terms, v.terms.Terms) || v.terms.limiter.Gives(g.Terms, v.terms.Terms)
+		return g.limiter.Outdates(g.Terms, epoch, v.terms.Terms, v.epoch) || v.terms.limiter.Outdates(g.Terms, epoch, v.terms.Terms, v.epoch)
 	}
 	q.release(now) // what was due before is used
-	some := q.line.Recall(now, gone)
+	some := q.line.Recall(now, outdated)
 	for _, s := range q.old {
-		some = s.Recall(now, gone) || some
+		some = s.Recall(now, outdated) || some
 	}
 	if !some {
 		return

@@ -23,6 +23,7 @@ type member struct {
 	server  clock.Remote
 	penalty schedule.Penalty
 	terms   *permit.Terms // in force as of the last reply; nil before
+	epoch   int64         // as of the last reply
 	known   *permit.Terms // the newest with a version; nil if there is none
 	free    int64         // when the bucket's debt ends, in limiter microseconds
 	tail    int64         // the same by the store's clock, once the refunds that are on their way are accepted
@@ -46,9 +47,9 @@ func (m *member) effective() *permit.Terms {
 	return t
 }
 
-// gives reports whether the process gives up what it was granted under terms. See [engine.Limiter.Gives].
-func (m *member) gives(granted *permit.Terms) bool {
-	return m.terms != nil && m.Limiter.Gives(granted, m.terms)
+// outdates reports whether the process gives up a part of a grant. See [engine.Limiter.Outdates].
+func (m *member) outdates(p *part) bool {
+	return m.terms != nil && m.Limiter.Outdates(p.terms, p.place.Epoch, m.terms, m.epoch)
 }
 
 // begin begins the next batch, without requests. It takes the session.
@@ -120,7 +121,7 @@ func (m *member) heard(out *permit.Outcome, sent, received time.Duration) {
 func (m *member) observe(out *permit.Outcome, received, trip int64) shift {
 	b := &out.Bucket
 	m.offset.Observe(received-out.NowMicros, trip)
-	m.terms = b.Terms
+	m.terms, m.epoch = b.Terms, b.Epoch
 	if b.Terms.Version > 0 && (m.known == nil || b.Terms.Version >= m.known.Version) {
 		m.known = b.Terms
 	} else if b.Terms.Version == 0 {

@@ -537,7 +537,7 @@ func (l *queue) shift(member int, s shift, now int64) {
 // outdated reports whether permits of a grant were granted under a quota that was lowered since.
 func (l *queue) outdated(g *grant) bool {
 	for m := range g.parts {
-		if part := &g.parts[m]; part.taken && l.members[m].gives(part.terms) {
+		if part := &g.parts[m]; part.taken && l.members[m].outdates(part) {
 			return true
 		}
 	}

@@ -11,7 +11,7 @@ type Op uint8
 
 // The operations. A batch without requests only reads. TakeStored takes as many permits as are stored, up to Permits
 // but no less than two. Hold holds the bucket back; places granted before move, in the same batch too. Settle charges Permits more than were
-// taken before, whenever they fall due, or gives -Permits back.
+// taken before, whenever they fall due, or gives -Permits back. ResetQuota is a Reset that keeps the balance.
 const (
 	Take Op = iota
 	GiveBack
@@ -21,6 +21,7 @@ const (
 	Hold
 	SetRateAndBurst
 	Settle
+	ResetQuota
 )
 
 // Request is one entry of a [Batch]. The decision sets Grant.

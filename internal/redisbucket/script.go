@@ -105,6 +105,8 @@ func encodeBatch(b *permit.Batch, deadline string) string {
 			ints("A", r.Permits, r.Origin.Epoch, r.Origin.ID)
 		case permit.Reset:
 			dst = append(dst, "R "...)
+		case permit.ResetQuota:
+			dst = append(dst, "Q "...)
 		}
 	}
 	return string(dst)

@@ -1,14 +1,14 @@
 package schedule
 
-// Recall gives up the permits under terms for which gone returns true, because their quota was lowered. Those at the end of the last segment are
+// Recall gives up the permits that are outdated by their terms and epoch, because their quota was lowered. Those at the end of the last segment are
 // refunded if possible, and the others lapse. All waiters keep their places, but granted reservations go before the others. Waiters that the
 // remaining permits do not suffice for ask the store again. The caller must have taken all waiters that are due by Next before.
 //
 // Recall reports whether there were any such permits.
-func (s *Schedule[V]) Recall(now int64, gone func(Terms) bool) (some bool) {
+func (s *Schedule[V]) Recall(now int64, outdated func(Terms, int64) bool) (some bool) {
 	s.now = max(s.now, now)
 	for _, g := range s.segments {
-		if g.left == 0 || !gone(g.terms) {
+		if g.left == 0 || !outdated(g.terms, g.epoch) {
 			continue
 		}
 		some = true

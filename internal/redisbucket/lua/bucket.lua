@@ -271,6 +271,13 @@ local function make_bucket()
       return true
     end
 
+    function rare_.begin_counted() -- see PermitBucket.beginCounted
+      local counted, s, n, ca = c.kind == mine.kind, stored, next_, carry
+      if paused > 0 then n = max_(now, n - max_(0, held - now)) end
+      begin(mine)
+      if counted then stored, next_, carry = min(s, c.max), n, ca end
+    end
+
     function rare_.read_hold(text)
       local h, p = text:match('^ hold=(%S+):(%S+)$')
       held, paused = tofloat(h), tofloat(p)
@@ -350,7 +357,7 @@ local function make_bucket()
       if c ~= mine then
         if c.kind == mine.kind then
           if rare().reconcile() then changed = true end
-        elseif requests:sub(1, 1) ~= 'R' then
+        elseif not requests:find('^[RQ]') then
           return 'decided\n' .. old .. '\n'
         end
       end
@@ -401,6 +408,9 @@ local function make_bucket()
       elseif op == 'B' then
         local rate, most = number(), number()
         ok = most and rare().set_rate_and_burst(rate, most) -- from Lua 5.2 on tonumber accepts no infinity
+      elseif op == 'Q' then
+        rare().begin_counted()
+        ok = true
       else
         begin(mine)
         ok = true
