@@ -73,7 +73,7 @@ func drawRequest(t *rapid.T, places []permit.Place) permit.Request {
 	case op == 0:
 		return permit.Request{Op: permit.SetRate, Rate: drawRate(t)}
 	case op == 1 && rapid.IntRange(0, 9).Draw(t, "reset") == 0:
-		return permit.Request{Op: rapid.SampledFrom([]permit.Op{permit.Reset, permit.ResetQuota}).Draw(t, "reset to")}
+		return permit.Request{Op: rapid.SampledFrom([]permit.Op{permit.Reset, permit.Reset, permit.Reset, permit.ResetQuota}).Draw(t, "reset to")}
 	case op == 1 && rapid.Bool().Draw(t, "hold"):
 		return permit.Request{Op: permit.Hold, HoldMicros: rapid.Int64Range(1, rapid.SampledFrom([]int64{10, 1_000_000, 3_600_000_000}).Draw(t, "longest")).Draw(t, "micros")}
 	case op == 2 && rapid.Bool().Draw(t, "stored"):

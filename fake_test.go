@@ -358,5 +358,5 @@ func Calm(l *RateLimiter) (calm bool, alarm int64) {
 	return calm, alarm
 }
 
-// InProgress returns how many calls of a limiter's process have not ended.
-func InProgress(l *RateLimiter) int { return look(l).Calls }
+// InProgress returns how many calls of a limiter's process have not ended, and what stands for the process.
+func InProgress(l *RateLimiter) (calls int, process any) { return look(l).Calls, l.limiter.Coordinator }

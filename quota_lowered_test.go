@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -99,14 +100,17 @@ func (u *upstream) await(r *tb.Reservation) {
 // rest waits until all processes wait for the clock, and returns when the first alarm rings.
 func (u *upstream) rest() (alarm int64) {
 	require.Eventually(u.t, func() bool {
-		open := 0
+		open, seen := 0, map[any]bool{}
 		alarm = 0
 		for _, l := range u.processes {
 			calm, at := tb.Calm(l)
 			if !calm {
 				return false
 			}
-			open += tb.InProgress(l)
+			if calls, process := tb.InProgress(l); !seen[process] { // processes that share a MemoryStore are one
+				seen[process] = true
+				open += calls
+			}
 			if at != 0 && (alarm == 0 || at < alarm) {
 				alarm = at
 			}
@@ -235,4 +239,106 @@ func TestResetLowersAQuota(t *testing.T) {
 		require.Equal(t, 1, u.within(lowered, time.Second))
 		require.GreaterOrEqual(t, len(u.since(lowered)), 9, "what cannot go back to the new bucket takes its second")
 	})
+}
+
+// Several processes at full demand hear of a lowered quota within half a second and a round trip. It holds in every window that begins after that.
+func TestLoweredQuotaOfAFleet(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		u := newUpstream(t, clock, 3, 100, time.Second, open)
+		for p := range u.processes {
+			u.acquire(p, 20)
+		}
+		for range 20 {
+			for p := range u.processes {
+				u.reserve(p, 1)
+				u.acquire(p, 1)
+			}
+		}
+		u.advance(100 * time.Millisecond)
+		require.NoError(t, u.processes[0].SetQuota(ctx, 2, time.Second, 0))
+		u.advance(510 * time.Millisecond)
+		heard := clock.Now().Add(1)
+		u.advance(20 * time.Second)
+		require.Equal(t, 2, u.within(heard, time.Second))
+		require.GreaterOrEqual(t, len(u.since(heard)), 35, "at most the time up to which was granted is lost")
+	})
+}
+
+// A group asks anew for what it was granted under a quota that was lowered, and for its reservations first.
+func TestLoweredQuotaOfAGroup(t *testing.T) {
+	for name, open := range map[string]func() tb.Store{
+		"memory":  func() tb.Store { return tb.NewMemoryStore() },
+		"distant": func() tb.Store { return &tb.Distant{Store: tb.NewMemoryStore(), Takes: 2 * time.Millisecond} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, err := tb.NewQuota("x", 100, time.Second, 0, tb.WithStore(open()))
+				require.NoError(t, err)
+				g, err := tb.All(l)
+				require.NoError(t, err)
+				until, cancel := context.WithCancel(ctx)
+				defer func() {
+					cancel()
+					time.Sleep(time.Minute) // refunds are on their way
+				}()
+				var mu sync.Mutex
+				var calls []time.Time
+				reaches := func() {
+					mu.Lock()
+					defer mu.Unlock()
+					calls = append(calls, time.Now())
+				}
+				var reservations []*tb.GroupReservation
+				for range 50 {
+					for range 10 {
+						go func() {
+							if _, err := g.Acquire(until, 1); err == nil {
+								reaches()
+							}
+						}()
+					}
+					r, err := g.Reserve(ctx, 1)
+					require.NoError(t, err)
+					reservations = append(reservations, r)
+					go func() {
+						select {
+						case <-r.Ready():
+							reaches()
+						case <-until.Done():
+						}
+					}()
+				}
+				time.Sleep(105 * time.Millisecond)
+				require.NoError(t, l.SetQuota(ctx, 2, time.Second, 0))
+				time.Sleep(510 * time.Millisecond)
+				synctest.Wait()
+				heard := len(calls)
+				time.Sleep(30 * time.Second)
+				synctest.Wait()
+				for i := heard + 2; i < len(calls); i++ {
+					require.GreaterOrEqual(t, calls[i].Sub(calls[i-2]), time.Second)
+				}
+				require.GreaterOrEqual(t, len(calls)-heard, 54, "at most the time up to which was granted is lost")
+				left := 0
+				for _, r := range reservations {
+					if !isClosed(r.Ready()) {
+						left++
+					}
+				}
+				newcomer, err := g.Reserve(ctx, 1)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, newcomer.Delay(), time.Duration(left-1)*time.Second/2, "it passes none of those before it")
+				require.NoError(t, newcomer.Cancel(ctx))
+			})
+		})
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }

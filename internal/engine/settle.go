@@ -88,6 +88,7 @@ type reply struct {
 	at       moment // of the arrival
 	received int64  // the time of the decision by the limiter's clock, or later, in limiter microseconds
 	penalty  bool   // it shows a penalty that this process had not heard of
+	changed  bool   // it shows another configuration or epoch than the reply before
 
 	queue  *queue
 	view   *View
@@ -143,7 +144,9 @@ func (r *reply) settle() {
 	default:
 		r.queue.askSooner(r.Outcome, now)
 	}
-	r.queue.recall(now)
+	if f.limiter.Quota && (r.changed || f.late || len(f.refunds) > 0) {
+		r.queue.recall(now)
+	}
 	r.queue.release(now)
 }
 
@@ -259,9 +262,11 @@ func (r *reply) observe() {
 	}
 	if before != nil && !before.Same(v.terms.Terms) {
 		r.queue.pace.Forget()
+		r.changed = true
 	}
 	r.holdBack()
 	if b.Epoch != v.epoch {
+		r.changed = true
 		r.queue.begunAnew(b.Epoch, f.begins(r.Outcome))
 		v.epoch = b.Epoch
 	}
