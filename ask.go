@@ -375,6 +375,7 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 		own: newSetting(divided), store: l.parts, plain: true, memory: l.parts, time: l.time, priority: l.priority, fairness: l.fairness,
 	}
 	part.limiter.Own, part.limiter.MaxWaiters, part.limiter.Floor = &part.own.terms, l.limiter.MaxWaiters, l.limiter.Floor
+	part.limiter.OnLost = l.limiter.OnLost
 	c.LocalShare(&part.limiter)
 	l.share.Store(&share{whole, n, part})
 	return part, nil

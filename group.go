@@ -742,8 +742,9 @@ func (g *several) limiters() (all []*RateLimiter) {
 }
 
 // Lost returns how many permits this group has taken and could not give back. They lapse. On one store that happens if other processes have taken
-// permits behind those of a caller who gave up, and no other caller of this group wanted them before they were due. Members on several stores or slots also lose permits to refusals. A refund whose reply is lost counts;
-// one that gives some of its permits back does not.
+// permits behind those of a caller who gave up, and no other caller of this group wanted them before they were due. Members on several stores or
+// slots also lose permits to refusals. A refund whose reply is lost counts. Of one that gives some of its permits back, those that are missing count; a part
+// of a permit counts as a whole one. [Observer.Lost] receives the same numbers, by member.
 func (g *Group) Lost() int64 {
 	permits := g.lost()
 	g.lower.each(func(other *Group) { permits += other.Lost() })

@@ -97,6 +97,10 @@ func (l *RateLimiter) observe(o *Observer) {
 		label := cmp.Or(l.label, name)
 		e.OnPrefetch = func(permits, used int) { prefetch(label, permits, used) }
 	}
+	if lost := o.Lost; lost != nil {
+		label := cmp.Or(l.label, name)
+		e.OnLost = func(permits int) { lost(label, permits) }
+	}
 	l.observeHealth()
 }
 

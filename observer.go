@@ -8,9 +8,9 @@ import (
 // Observer receives the decisions of a limiter, for metrics, traces and logs. Functions that are nil are not called, and a limiter without
 // an observer pays nothing for it. contrib/prometheus and contrib/otel each have one.
 //
-// The functions are called by many goroutines at once, Prefetch under a bucket's lock. They must return quickly, must not call the limiter,
-// and must not panic. A panic of Decision reaches the caller. So does a panic of Trip in a round trip that the caller makes itself. Any
-// other panic is logged. No other call is affected.
+// The functions are called by many goroutines at once, Prefetch under a bucket's lock, Lost under that of a group. They must return quickly,
+// must not call the limiter, and must not panic. A panic of Decision reaches the caller. So does a panic of Trip in a round trip that the
+// caller makes itself. Any other panic is logged. No other call is affected.
 type Observer struct {
 	// Decision is called once for every Try, TryAcquire, Acquire, Reserve and TryReserve, in the caller's goroutine, just before the call
 	// returns. See [Group] for calls of several limiters.
@@ -22,6 +22,9 @@ type Observer struct {
 	// Prefetch is called when a block of a bucket's permits (WithPrefetch) is used up, given back or worthless. permits is the size of the
 	// block, and used is the number of permits of it that were used. bucket is the Label if there is one, see Decision.
 	Prefetch func(bucket string, permits, used int)
+	// Lost is called when permits that a [Group] or a [Choice] has taken of the bucket could not be given back, so they lapse: see [Group.Lost]. bucket
+	// is as for Prefetch.
+	Lost func(bucket string, permits int)
 	// Health is called when this process notices that the store is unavailable, or that it is back.
 	Health func(Health)
 }

@@ -215,7 +215,8 @@ func (b *PermitBucket) decide(now int64, r *permit.Request, batch *permit.Batch)
 	case permit.TakeStored:
 		return b.takeStored(now, r.Permits, batch.Nonce())
 	case permit.GiveBack:
-		return permit.Grant{OK: b.giveBack(now, &r.Back)}
+		missing, ok := b.giveBack(now, &r.Back)
+		return permit.Grant{OK: ok, Permits: int64(math.Ceil(max(0, missing-shortfall)))}
 	case permit.SetRate:
 		return permit.Grant{OK: b.setRate(r.Rate, batch.Terms.Version)}
 	case permit.SetRateAndBurst:
@@ -511,7 +512,7 @@ func (b *PermitBucket) ttlMillis(nowMicros int64, renewed bool) (ttl, least int6
 // maxReturned bounds the list of stored permits given back out of turn. Permits beyond it lapse.
 const maxReturned = 32
 
-// giveBack returns places, or a part of them, and reports whether it returned any permits. It never over-issues:
+// giveBack returns places, or a part of them, and reports whether it returned any permits, and how many are missing. It never over-issues:
 //
 //   - If Tag is the tail, no permits were taken since. The account goes back to the balance before the places, and all later decisions
 //     are as if the places had never been taken. Then the tail is another one, or the account is no later than the balance asked for,
@@ -522,44 +523,44 @@ const maxReturned = 32
 //
 // Places with stored permits are listed, so that these are returned once, in either of the two ways. The list ends with the epoch, which is
 // safe because places of older epochs lapse. A full list drops the oldest place, and places older than all that are listed lapse.
-func (b *PermitBucket) giveBack(now int64, g *permit.Refund) bool {
+func (b *PermitBucket) giveBack(now int64, g *permit.Refund) (missing float64, ok bool) {
 	if g.Epoch != b.Epoch {
-		return false
+		return 0, false
 	}
 	if g.Spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
-		return false
+		return 0, false
 	}
 	sameConfig, at := g.Version == b.setting.Version, b.balance()
 	if g.Tag == b.Tail && g.Tag != 0 {
 		to := g.To
 		if !sameConfig {
-			to.Stored = at.Stored
+			to.Stored, missing = at.Stored, g.Spent
 			if at.Next != g.End {
-				return false
+				return 0, false
 			}
 		}
 		if !to.Before(at) && !(to.Stored > at.Stored) {
-			return false
+			return 0, false
 		}
 		b.set(to)
 		b.Tail = g.Tail
 		b.list(g)
 		b.resync(now)
-		return true
+		return missing, true
 	}
 	if b.setting.Kind != bursty || !sameConfig || at.Next > now {
-		return false
+		return 0, false
 	}
 	room := b.MaxPermits - (g.Level + b.ReturnedPermits + float64(now-g.Granted)/b.IntervalMicros)
 	back := min(g.Spent, room)
 	if !(back > 0) {
-		return false
+		return 0, false
 	}
 	b.StoredPermits = min(b.MaxPermits, b.StoredPermits+back)
 	b.ReturnedPermits += back
 	b.list(g)
 	b.Tail = 0 // the balance before these places is no longer the stored one
-	return true
+	return float64(g.Permits) - back, true
 }
 
 // list records a place whose stored permits were returned, so that they are returned only once.

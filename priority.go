@@ -164,8 +164,8 @@ func (l *RateLimiter) forPriority(p Priority, k *kin) *RateLimiter {
 	other.kin.Store(k)
 	from, e := &l.limiter, &other.limiter
 	e.Coordinator = from.Coordinator.OfClass(engine.Class(p))
-	e.Own, e.Initial, e.Transient, e.Quota = from.Own, from.Initial, from.Transient, from.Quota
-	e.MaxWaiters, e.Floor, e.OnTrip = from.MaxWaiters, from.Floor, from.OnTrip
+	e.Own, e.Initial, e.Transient, e.Quota, e.MaxWaiters, e.Floor = from.Own, from.Initial, from.Transient, from.Quota, from.MaxWaiters, from.Floor
+	e.OnTrip, e.OnLost = from.OnTrip, from.OnLost
 	logger := from.Logger.Load()
 	e.Logger.Set(logger)
 	if h := e.Coordinator.Health; h != nil && h != from.Coordinator.Health { // outages are counted for each coordinator

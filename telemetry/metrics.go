@@ -98,6 +98,7 @@ const (
 	failures
 	waits
 	leasePermits
+	lostPermits
 	held
 	trips
 	storeErrors
@@ -147,6 +148,11 @@ var table = [...]struct {
 		name: "lease.permits", kind: Counter, unit: "{permit}", of: ofLimiter,
 		labels: []Label{LabelBucket, LabelUse},
 		help:   "Permits of prefetched blocks that have ended.",
+	},
+	lostPermits: {
+		name: "lost.permits", kind: Counter, unit: "{permit}", of: ofLimiter,
+		labels: []Label{LabelBucket},
+		help:   "Permits that groups have taken and could not give back.",
 	},
 	held: {
 		name: "held.duration", kind: Histogram, unit: "s", of: ofSemaphore,

@@ -33,6 +33,7 @@ func (r *Recorder) Limiter(label LabelFunc) tokenbucket.Observer {
 	return tokenbucket.Observer{
 		Decision: func(ctx context.Context, d tokenbucket.Decision) { r.decision(ctx, label.value(d.Bucket, d.Label), &d) },
 		Prefetch: func(bucket string, permits, used int) { r.block(label.value(bucket, ""), permits, used) },
+		Lost:     func(bucket string, permits int) { r.lost(label.value(bucket, ""), permits) },
 		Trip: func(t tokenbucket.Trip) {
 			r.trip(t.Requests, t.Elapsed, t.Err)
 			r.lockWait(t.LockWait)

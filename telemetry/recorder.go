@@ -103,6 +103,7 @@ type bucket struct {
 	normal decisionTable
 	lower  [tokenbucket.Lowest]atomic.Pointer[decisionTable] // of the lower priorities; nil before their first decision
 	blocks atomic.Pointer[blockSeries]
+	lost   atomic.Pointer[Series]
 	held   [ends]atomic.Pointer[Series]
 }
 
@@ -199,6 +200,13 @@ func (r *Recorder) block(name string, permits, used int) {
 	ctx := context.Background()
 	s.used(ctx, float64(used))
 	s.unused(ctx, float64(permits-used))
+}
+
+// lost counts permits that a group could not give back.
+func (r *Recorder) lost(name string, permits int) {
+	b := r.buckets.get(name)
+	s := loadOrCreate(&b.lost, func() Series { return r.series(lostPermits, labelValues{LabelBucket: b.name}) })
+	(*s)(context.Background(), float64(max(0, permits)))
 }
 
 // holding counts a semaphore's permit that is no longer held.

@@ -157,6 +157,11 @@ func (m *Meter) Observer(others ...tokenbucket.Observer) tokenbucket.Observer {
 		o.Decision = both(o.Decision, other.Decision)
 		o.Health = each1(o.Health, other.Health)
 		o.Trip = each1(o.Trip, other.Trip)
+		if lost, next := o.Lost, other.Lost; lost == nil {
+			o.Lost = next
+		} else if next != nil {
+			o.Lost = func(bucket string, permits int) { lost(bucket, permits); next(bucket, permits) }
+		}
 		if lease, next := o.Prefetch, other.Prefetch; lease == nil {
 			o.Prefetch = next
 		} else if next != nil {

@@ -276,6 +276,7 @@ func TestMeterAlone(t *testing.T) {
 		Decision: func(context.Context, tokenbucket.Decision) { others++ },
 		Trip:     func(tokenbucket.Trip) { others++ },
 		Prefetch: func(string, int, int) { others++ },
+		Lost:     func(string, int) { others++ },
 		Health:   func(tokenbucket.Health) { others++ },
 	})
 	for _, d := range []tokenbucket.Decision{
@@ -287,8 +288,9 @@ func TestMeterAlone(t *testing.T) {
 	}
 	o.Trip(tokenbucket.Trip{})
 	o.Prefetch("a", 1, 1)
+	o.Lost("a", 1)
 	o.Health(tokenbucket.Health{})
-	require.Equal(t, 11, others)
+	require.Equal(t, 12, others)
 	_, all := report(t, m)
 	c := all["a"].Counters
 	require.Equal(t, Counters{Granted: 3, Waited: 1, WaitSum: time.Minute, Refused: 1, Failed: 1, Passed: 2, WouldRefuse: 1, Waits: Histogram{13: 1}}, c)

@@ -54,6 +54,7 @@ func TestInstruments(t *testing.T) {
 		"tokenbucket.permits":             "{permit}" + limiter,
 		"tokenbucket.wait.duration":       "s tokenbucket.bucket tokenbucket.priority tokenbucket.shadow",
 		"tokenbucket.lease.permits":       "{permit} tokenbucket.bucket tokenbucket.lease.use",
+		"tokenbucket.lost.permits":        "{permit} tokenbucket.bucket",
 		"tokenbucket.store.trip.duration": "s error.type",
 		"tokenbucket.batch.requests":      "{request} ",
 		"tokenbucket.lock.wait.duration":  "s ",

@@ -123,7 +123,7 @@ func TestLint(t *testing.T) {
 	telemetrytest.Report(observer)
 	families, err := registry.Gather()
 	require.NoError(t, err)
-	require.Len(t, families, 13)
+	require.Len(t, families, 14)
 	problems, err := testutil.GatherAndLint(registry)
 	require.NoError(t, err)
 	require.Empty(t, problems)

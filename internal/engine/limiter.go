@@ -27,6 +27,8 @@ type Limiter struct {
 	// OnPrefetch is called when a lease has ended: how many permits it had, and how many of them were used. The coordinator's lock is held.
 	// Nil if there is no observer.
 	OnPrefetch func(permits, used int)
+	// OnLost is called when permits that a group has taken cannot be given back. The group's lock is held. Nil if there is no observer.
+	OnLost func(permits int)
 }
 
 // Trip describes a batch after its reply, or after its deadline.
@@ -70,6 +72,14 @@ func (l *Limiter) prefetched(permits, used int64) {
 	if l.OnPrefetch != nil {
 		defer l.Logger.Recovered()
 		l.OnPrefetch(int(permits), int(used))
+	}
+}
+
+// Lost calls the observer of permits that cannot be given back. A panic is logged, because a lock is held.
+func (l *Limiter) Lost(permits int64) {
+	if l.OnLost != nil {
+		defer l.Logger.Recovered()
+		l.OnLost(int(permits))
 	}
 }
 

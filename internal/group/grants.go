@@ -34,9 +34,8 @@ func (p *part) ahead(now int64) int64 { return max(0, min(p.spent, p.due-now)) }
 
 // refund is a part of a grant on its way back to its member.
 type refund struct {
-	grant   *grant
-	give    permit.Refund
-	permits int64
+	grant *grant
+	give  permit.Refund
 }
 
 // spare is grants without a call, in the order of their due times.

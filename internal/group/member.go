@@ -92,7 +92,12 @@ func (m *member) addRefunds(to []own) []own {
 }
 
 // lose counts permits that did not go back.
-func (m *member) lose(permits int64) { m.lost.Add(permits) }
+func (m *member) lose(permits int64) {
+	if permits > 0 {
+		m.lost.Add(permits)
+		m.Limiter.Lost(permits)
+	}
+}
 
 // seen returns the bucket as of the last reply.
 func (m *member) seen(now int64) engine.Seen {

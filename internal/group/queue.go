@@ -321,7 +321,9 @@ func (l *queue) giveBack(g *grant) {
 	for m := range g.parts {
 		if part := &g.parts[m]; part.taken {
 			g.open++
-			l.members[m].giveBack(&refund{grant: g, give: part.place.Refund(part.terms, 0, part.at), permits: g.permits * l.members[m].Weight})
+			r := &refund{grant: g, give: part.place.Refund(part.terms, 0, part.at)}
+			r.give.Permits = g.permits * l.members[m].Weight
+			l.members[m].giveBack(r)
 		}
 	}
 }
@@ -367,10 +369,10 @@ func (l *queue) refunded(m int, r *refund, accepted bool, missing int64, err err
 	switch part := &g.parts[m]; {
 	case accepted:
 		part.taken = false
-		l.members[m].lose(min(missing, r.permits))
+		l.members[m].lose(missing)
 	case err != nil:
 		part.taken = false
-		l.members[m].lose(r.permits)
+		l.members[m].lose(r.give.Permits)
 	}
 	g.confirm.settled(err)
 	if g.open--; g.open > 0 {

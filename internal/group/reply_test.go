@@ -167,7 +167,7 @@ func TestReplyToRefunds(t *testing.T) {
 	assert.Equal(t, int64(6), d.members[1].lost.Load())
 
 	f := d.build()
-	f.own[1] = append(f.own[1], own{refund: &refund{permits: 5}})
+	f.own[1] = append(f.own[1], own{refund: &refund{give: permit.Refund{Permits: 5}}})
 	f.batch[1].Requests = append(f.batch[1].Requests, permit.Request{Op: permit.GiveBack})
 	d.land(f) // no part was asked
 	assert.Equal(t, int64(5), d.refunds(1))

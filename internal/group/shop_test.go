@@ -299,7 +299,7 @@ func (d *desk) grant(permits, due int64) *grant {
 func (d *desk) refunds(m int) (permits int64) {
 	d.queue.returnSpare(d.now)
 	for _, r := range d.members[m].refunds {
-		permits += r.permits
+		permits += r.give.Permits
 	}
 	return permits
 }

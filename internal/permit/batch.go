@@ -53,7 +53,8 @@ type Grant struct {
 	WaitMicros int64
 	// Place of a granted Take or TakeStored.
 	Place Place
-	// Permits is the number of permits that a TakeStored was granted.
+	// Permits is the number of permits that a TakeStored was granted, or of a GiveBack that is OK those of Refund.Permits that have not gone back:
+	// a part counts as a whole one.
 	Permits int64
 }
 

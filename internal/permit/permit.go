@@ -102,6 +102,9 @@ type Refund struct {
 	Spent   float64 // stored permits in the places
 	Level   float64 // stored permits left after the places were granted
 	Granted int64   // when the places were granted
+
+	// Permits is the number of permits in the places, for Grant.Permits; 0 if the sender does not count those that are missing. Stores do not need it.
+	Permits int64
 }
 
 // Refund returns a refund of the place, which was granted at a time of the store's clock, except for the first used permits.

@@ -56,6 +56,9 @@ func Report(observer tokenbucket.Observer) {
 	observer.Trip(tokenbucket.Trip{Bucket: "hotels", Requests: 3, Elapsed: time.Second, Err: Wrap(tokenbucket.ErrStoreTimeout)})
 	observer.Prefetch("fares", 10, 7)
 	observer.Prefetch("fares", 5, 5)
+	observer.Lost("fares", 3)
+	observer.Lost("fares", 1)
+	observer.Lost("fares", -1)
 	observer.Health(tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: ErrOther})
 	observer.Health(tokenbucket.Health{Bucket: "fares", After: 1500 * time.Millisecond})
 }

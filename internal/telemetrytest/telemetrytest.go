@@ -191,11 +191,12 @@ func (s suite[O]) events(t *testing.T) {
 		`tokenbucket_failures_total{bucket="fares",kind="invalid",shadow="false"}`:     2,
 		`tokenbucket_lease_permits_total{bucket="fares",use="used"}`:                   12,
 		`tokenbucket_lease_permits_total{bucket="fares",use="unused"}`:                 3,
+		`tokenbucket_lost_permits_total{bucket="fares"}`:                               4,
 		`tokenbucket_store_errors_total{kind="timeout"}`:                               1,
 		`tokenbucket_store_up{}`:                 1,
 		`tokenbucket_store_outages_total{}`:      1,
 		`tokenbucket_store_away_seconds_total{}`: 1.5,
-	}, got.Of("tokenbucket_failures", "tokenbucket_lease", "tokenbucket_store_errors", "tokenbucket_store_up", "tokenbucket_store_outages",
+	}, got.Of("tokenbucket_failures", "tokenbucket_lease", "tokenbucket_lost", "tokenbucket_store_errors", "tokenbucket_store_up", "tokenbucket_store_outages",
 		"tokenbucket_store_away", "tokenbucket_policy"))
 
 	// Bucket fares has one wait of 200 ms and four of 0, hotels one of 0, and one of a lower priority in a series of its own. The minute in shadow has a series of its own.
@@ -287,6 +288,7 @@ func (s suite[O]) maxBuckets(t *testing.T) {
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 2, Granted: true})
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: ErrOther})
 				observer.Prefetch(name, 3, 1)
+				observer.Lost(name, 5)
 				observer.Trip(tokenbucket.Trip{Bucket: name, Requests: 1})
 				observer.Health(tokenbucket.Health{Bucket: name, Down: i%2 == 0})
 			}
@@ -298,7 +300,7 @@ func (s suite[O]) maxBuckets(t *testing.T) {
 	running.Wait()
 	got := a.Collect(t)
 	for metric, each := range map[string]float64{
-		"decisions_total": 2, "permits_total": 3, "failures_total": 1, "lease_permits_total": 3, "wait_duration_seconds_count": 1,
+		"decisions_total": 2, "permits_total": 3, "failures_total": 1, "lease_permits_total": 3, "lost_permits_total": 5, "wait_duration_seconds_count": 1,
 	} {
 		assert.Equal(t, each*names*goroutines, got.Of("tokenbucket_"+metric+"{").Sum(), metric)
 	}
