@@ -41,8 +41,9 @@ type RateLimiter struct {
 	share    atomic.Pointer[share]
 	shadow   bool
 	observer *Observer // or nil
-	settling settling
-	label    string // see WithLabel
+	settling Settlements
+	settles  []*Settlements // that count its settlements, too
+	label    string         // see WithLabel
 
 	// Set only on a MemoryStore.
 	memory *MemoryStore

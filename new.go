@@ -58,7 +58,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	l := &RateLimiter{
 		own: newSetting(o.config), store: o.store, maxWait: o.maxWait, enabled: o.enabled, plain: o.policy == FailClosed && o.observer == nil && !o.shadow,
 		policy: o.policy, quota: o.quota, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
-		priority: o.priority, fairness: o.fair(),
+		priority: o.priority, fairness: o.fair(), settles: o.settles,
 	}
 	e := &l.limiter
 	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout, engine.Class(o.priority), l.fairness.order())

@@ -44,6 +44,7 @@ type options struct {
 	transient  bool // see WithTransientState
 	quota      *quota
 	slot       string // see WithSlot
+	settles    []*Settlements
 	err        error
 }
 
@@ -263,6 +264,18 @@ func WithTransientState() Option {
 // callers choose the names of buckets, so that they cannot create series at will.
 func WithLabel(label string) Option {
 	return func(o *options) { o.label = label }
+}
+
+// WithSettlements makes s count the limiter's settlements in the background. Default: none. Several such options count in each. [RateLimiter.Close]
+// waits for the limiter's own settlements in any case.
+func WithSettlements(s *Settlements) Option {
+	return func(o *options) {
+		if s == nil {
+			o.fail("settlements", "nil", "a counter")
+			return
+		}
+		o.settles = append(o.settles, s)
+	}
 }
 
 // WithObserver sets the observer of the limiter's decisions and of its store. Default: none.

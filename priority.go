@@ -160,6 +160,7 @@ func (l *RateLimiter) forPriority(p Priority, k *kin) *RateLimiter {
 	other := &RateLimiter{
 		own: l.own, maxWait: l.maxWait, enabled: l.enabled, plain: l.plain, policy: l.policy, quota: l.quota, member: l.member, parts: l.parts,
 		shadow: l.shadow, observer: l.observer, label: l.label, memory: l.memory, time: l.time, priority: p, fairness: l.fairness, store: l.store,
+		settles: l.settles,
 	}
 	other.kin.Store(k)
 	from, e := &l.limiter, &other.limiter

@@ -77,9 +77,14 @@ func (r *Reservation) SettleLater(actual int) {
 
 // settleLater calls settle in the background, and logs its error. [RateLimiter.Close] waits for it.
 func (l *RateLimiter) settleLater(estimate int64, actual int, settle func(ctx context.Context, actual int) error) {
-	l.settling.begin()
+	ends := []func(){l.settling.begin()}
+	for _, s := range l.settles {
+		ends = append(ends, s.begin())
+	}
 	go func() {
-		defer l.settling.end()
+		for _, end := range ends {
+			defer end()
+		}
 		defer l.limiter.Logger.Recovered()
 		if err := settle(context.Background(), actual); err != nil {
 			l.notSettled(estimate, actual, err)
@@ -93,40 +98,50 @@ func (l *RateLimiter) notSettled(estimate int64, actual int, err error) {
 		"used", actual, "error", err)
 }
 
-// settling counts the settlements of a limiter in the background. The zero value has none.
-type settling struct {
-	mu   sync.Mutex
-	open int
-	none chan struct{} // closed when open falls to 0; nil if no caller waits
+// Settlements counts settlements in the background ([Reservation.SettleLater], [GroupReservation.SettleLater]) of all limiters that have it
+// ([WithSettlements]). It is for a program that replaces limiters while it runs, and cannot close all that it has made. The zero value has none.
+// It is safe for concurrent use.
+type Settlements struct {
+	mu      sync.Mutex
+	open    int
+	current *sync.WaitGroup // of those that have begun since the last wait, and of that wait; nil before the first
 }
 
-func (s *settling) begin() {
+// begin counts a settlement until the returned function is called.
+func (s *Settlements) begin() (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open++
-}
-
-func (s *settling) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open--; s.open == 0 && s.none != nil {
-		close(s.none)
-		s.none = nil
+	if s.current == nil {
+		s.current = new(sync.WaitGroup)
+	}
+	current := s.current
+	current.Add(1)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.open--
+		current.Done()
 	}
 }
 
-// wait waits until no settlement is open.
-func (s *settling) wait(ctx context.Context) error {
+// Wait waits for the settlements that have begun, as long as the context allows. The store timeouts of the limiters bound that, too. Wait does not
+// wait for those that begin meanwhile.
+func (s *Settlements) Wait(ctx context.Context) error {
 	s.mu.Lock()
 	if s.open == 0 {
 		s.mu.Unlock()
 		return nil
 	}
-	if s.none == nil {
-		s.none = make(chan struct{})
-	}
-	none := s.none
+	begun, later, none := s.current, new(sync.WaitGroup), make(chan struct{})
+	later.Add(1) // a later wait waits for these, too
+	s.current = later
 	s.mu.Unlock()
+	go func() {
+		begun.Wait()
+		later.Done()
+		close(none)
+	}()
 	select {
 	case <-none:
 		return nil
@@ -135,16 +150,16 @@ func (s *settling) wait(ctx context.Context) error {
 	}
 }
 
-// settled waits until no settlement of the limiter is open, nor of the limiters of ForPriority.
+// settled waits for the settlements of the limiter that have begun, and for those of the limiters of ForPriority.
 func (l *RateLimiter) settled(ctx context.Context) error {
 	if k := l.kin.Load(); k != nil {
 		for i := range k {
 			if other := k[i].Load(); other != nil && other != l {
-				if err := other.settling.wait(ctx); err != nil {
+				if err := other.settling.Wait(ctx); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	return l.settling.wait(ctx)
+	return l.settling.Wait(ctx)
 }

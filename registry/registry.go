@@ -75,7 +75,8 @@ type settings struct {
 	hook           func(Load)
 	bypass         func(name string, by gate.Decider, pass bool)
 	log            *slog.Logger
-	admissions     admission.Env // its log and hook are set by New
+	admissions     admission.Env           // its log and hook are set by New
+	settlements    tokenbucket.Settlements // of all limiters
 }
 
 // entry is one row in force.
@@ -216,10 +217,12 @@ func (r *Registry) poll() {
 	}
 }
 
-// Close ends the loading. The limiters keep the configuration that they have.
+// Close ends the loading. The limiters keep the configuration that they have. Close waits for the settlements in the background that have begun
+// (gate.Admission.SettleLater), of all limiters that the registry has made. Their store timeouts bound that (tokenbucket.WithStoreTimeout).
 func (r *Registry) Close() {
 	r.close()
 	r.polling.Wait()
+	_ = r.settlements.Wait(context.Background())
 }
 
 // Penalize holds the name's bucket back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Calls of a row without a rate
@@ -334,7 +337,7 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 
 // limiterOptions returns the options of every limiter, in a new slice.
 func (s *settings) limiterOptions() []tokenbucket.Option {
-	return append(slices.Clone(s.options), tokenbucket.WithStore(s.store))
+	return append(slices.Clone(s.options), tokenbucket.WithStore(s.store), tokenbucket.WithSettlements(&s.settlements))
 }
 
 // label returns the name under which the metrics of a limiter are counted: for a key the name of its row, since clients choose keys. It is
