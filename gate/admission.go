@@ -18,7 +18,7 @@ type Admission struct {
 	// known; otherwise 0.
 	RetryAfter time.Duration
 	// Member is the bucket that decided, if the limiter is several: for a refusal the one that refused, otherwise the one that leaves
-	// the least. It is empty for other limiters.
+	// the least. If the limiter of a gate of [One] is a single one, a refusal has its name. Otherwise it is empty: the key names the bucket.
 	Member string
 	// Level is the level of the rate's bucket when the call began or was refused; nil if no bucket decided. If the limiter is several,
 	// it is that of Member, in permits of the call.

@@ -58,7 +58,11 @@ func (g one[R]) EnterN(ctx context.Context, _ string, n int) (*Admission, error)
 	switch l := any(g.limiter).(type) {
 	case *tokenbucket.RateLimiter:
 		r, err := Await(ctx, l, n, g.timeout)
-		return waitUnless(ctx, r, err)
+		a, err := waitUnless(ctx, r, err)
+		if a != nil && !a.OK {
+			a.Member = l.Name()
+		}
+		return a, err
 	case *tokenbucket.Group:
 		r, err := l.ForPriority(PriorityOf(ctx)).TryReserve(ctx, n, g.timeout)
 		return waitUnless(ctx, r, err)

@@ -31,7 +31,7 @@ type RefusedError struct {
 	Key string
 	// RetryAfter is the time after which such a request could pass if there are no others.
 	RetryAfter time.Duration
-	// Member is the bucket that refused, if the limiter is several (gate.Admission).
+	// Member is the bucket that refused, if the key does not name it: of a limiter that is several, or of gate.One (gate.Admission).
 	Member string
 	// By is the limit of the key that refused: its rate (gate.ByLimit), window, concurrency, a penalty, or a row without any calls.
 	By gate.Decider

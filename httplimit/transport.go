@@ -22,8 +22,8 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 // Transport is an http.RoundTripper that takes a permit for each request before sending it. [NewTransport] makes one.
 //
 // RoundTrip waits until the permit is due and then calls the base RoundTripper, which has the admission in the context of its
-// request (gate.FromContext). It returns a *RefusedError if the permit
-// would not be due in time ([WithRefusalResponse]), a *GateError if no decision was possible ([WithOnError]), [ErrNoKey] if
+// request (gate.FromContext). That request is a copy, and so is Request of the response. RoundTrip returns a *RefusedError if the
+// permit would not be due in time ([WithRefusalResponse]), a *GateError if no decision was possible ([WithOnError]), [ErrNoKey] if
 // the key is NoKey, and the context's error if the context ends first. http.Client wraps them in a *url.Error; use errors.Is
 // and errors.As. Only contexts end a wait, not the deprecated Request.Cancel.
 //

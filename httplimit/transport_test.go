@@ -81,7 +81,7 @@ func TestRefusalThroughClient(t *testing.T) {
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, "/fares", refused.Key)
 	require.InDelta(t, 1000, refused.RetryAfter.Seconds(), 60)
-	require.ErrorContains(t, err, `httplimit: refused: key "/fares": try again in 16m`)
+	require.ErrorContains(t, err, `httplimit: refused: key "/fares": bucket "bucket": try again in 16m`)
 }
 
 // A response in place of the error is one that net/http itself would write and read.

@@ -33,7 +33,8 @@ type Error struct {
 	Code codes.Code
 	// RetryAfter is, for a refusal, the time after which such a call could pass if there are no others; otherwise 0.
 	RetryAfter time.Duration
-	// Member is, for a refusal, the bucket that refused, if the limiter is several (gate.Admission).
+	// Member is, for a refusal, the bucket that refused, if the key does not name it: of a limiter that is several, or of gate.One
+	// (gate.Admission).
 	Member string
 	// By is, for a refusal, the limit of the key that refused (gate.Admission).
 	By gate.Decider
