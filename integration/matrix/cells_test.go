@@ -51,16 +51,25 @@ const behindAnother = "permits that are due and come back behind a settlement of
 const overtakenBySettling = "after SetRate or a penalty a settlement lets a later call pass a waiter that was granted under the former terms"
 
 // isKnown returns what mends a cell, or "".
-func isKnown(a, b, wrong string) string {
+func isKnown(c *cell, wrong string) string {
 	for _, k := range known {
 		if k.item == overtakenBySettling && !strings.HasSuffix(wrong, "calls were overtaken") {
 			continue
 		}
-		if is(k.one, a) && is(k.other, b) || is(k.one, b) && is(k.other, a) {
+		if (k.one == "" || c.has(k.one)) && (k.other == "" || c.has(k.other)) {
 			return k.item
 		}
 	}
 	return ""
 }
 
-func is(name, feature string) bool { return name == "" || name == feature }
+// refusal returns why a cell is to be refused, or "".
+func refusal(c *cell) string {
+	for pair, reason := range refusals {
+		one, other, _ := strings.Cut(pair, " + ")
+		if c.has(one) && c.has(other) {
+			return reason
+		}
+	}
+	return ""
+}

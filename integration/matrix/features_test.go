@@ -25,6 +25,8 @@ type feature struct {
 	leaves bool
 	// disturb runs once beside the callers. Its changes of what is possible go to the cell.
 	disturb func(c *cell, ctx context.Context) error
+	// everywhere is set if disturb must run in each process.
+	everywhere bool
 }
 
 // features are all rows. A new feature is one line here.
@@ -94,7 +96,7 @@ var features = []feature{
 	{name: "Low", face: func(l *tb.RateLimiter) *tb.RateLimiter { return l.ForPriority(tb.Low) }},
 	{name: "Lowest", face: func(l *tb.RateLimiter) *tb.RateLimiter { return l.ForPriority(tb.Lowest) }},
 	{name: "WithFairness", limit: func(_ *cell, s *spec) {
-		s.opts = append(s.opts, tb.WithFairness(func(ctx context.Context) string { n, _ := ctx.Value(callerKey{}).(int); return strconv.Itoa(n % 3) }))
+		s.opts = append(s.opts, tb.WithFairness(func(ctx context.Context) string { n, _ := ctx.Value(callerKey{}).(int); return strconv.Itoa(tenant(n)) }))
 	}},
 	// Several limits.
 	{name: "All", target: func(_ *cell, s *spec, store tb.Store, l *tb.RateLimiter) (target, error) {
@@ -110,13 +112,13 @@ var features = []feature{
 		if err != nil {
 			return nil, err
 		}
-		c.second.Store(true)
+		c.Second = true
 		g, err := tb.Any(l, second)
 		return choice{g}, err
 	}},
 	// Rows of a registry.
 	{name: "row", limit: func(_ *cell, s *spec) { s.row = true }},
-	{name: "row that changes", limit: func(_ *cell, s *spec) { s.row = true }, disturb: func(c *cell, ctx context.Context) error {
+	{name: "row that changes", everywhere: true, limit: func(_ *cell, s *spec) { s.row = true }, disturb: func(c *cell, ctx context.Context) error {
 		sleep(ctx, c.lasts/2)
 		return c.faster(func() error { return c.rows.change(ctx) }, true)
 	}},
@@ -141,9 +143,9 @@ var features = []feature{
 		c.less(0, 2*0.05*rate)
 	}},
 	{name: "WithVersion", limit: func(_ *cell, s *spec) { s.version = 7 }},
-	{name: "WithShadow", limit: func(c *cell, s *spec) { s.shadow = true; s.opts = append(s.opts, tb.WithShadow()); c.free.Store(true) }},
-	{name: "WithSwitch", limit: func(c *cell, s *spec) {
-		c.free.Store(true)
+	{name: "WithShadow", limit: func(c *cell, s *spec) { s.shadow = true; s.opts = append(s.opts, tb.WithShadow()); c.Free = true }},
+	{name: "WithSwitch", everywhere: true, limit: func(c *cell, s *spec) {
+		c.Free = true
 		s.opts = append(s.opts, tb.WithSwitch(func() bool { return !c.off.Load() }))
 	}, disturb: func(c *cell, ctx context.Context) error {
 		sleep(ctx, c.lasts/3)
@@ -172,22 +174,22 @@ var features = []feature{
 	}},
 	{name: "Reset", disturb: func(c *cell, ctx context.Context) error {
 		sleep(ctx, 2*c.lasts/3) // after the others
-		c.less(0, owned)
+		c.less(0, c.owned())
 		err := c.limiters[0].Reset(ctx)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.reset = time.Now()
+		c.ResetAt = c.now()
 		return err
 	}},
 	// The store is away.
-	{name: "FailClosed", limit: func(_ *cell, s *spec) { s.opts = append(s.opts, tb.WithFailurePolicy(tb.FailClosed)) }, disturb: outage},
-	{name: "FailOpen", limit: func(c *cell, s *spec) {
-		c.free.Store(true)
+	{name: "FailClosed", everywhere: true, limit: func(_ *cell, s *spec) { s.opts = append(s.opts, tb.WithFailurePolicy(tb.FailClosed)) }, disturb: outage},
+	{name: "FailOpen", everywhere: true, limit: func(c *cell, s *spec) {
+		c.Free = true
 		s.opts = append(s.opts, tb.WithFailurePolicy(tb.FailOpen))
 	}, disturb: outage},
-	{name: "LocalShare", limit: func(c *cell, s *spec) {
+	{name: "LocalShare", everywhere: true, limit: func(c *cell, s *spec) {
 		s.opts = append(s.opts, tb.WithFailurePolicy(tb.LocalShare(2)))
-		c.less(0, owned+2*rate*away.Seconds())
+		c.less(0, c.owned()+2*rate*away.Seconds())
 	}, disturb: outage},
 }
 
@@ -225,7 +227,7 @@ func settling(asked, used int, later bool) func(*cell, context.Context, target) 
 
 // settles accounts for calls that are not settled yet: what they asked for beyond their use is taken, and what they use beyond it is charged later.
 func settles(asked, used int) func(*cell, *spec) {
-	return func(c *cell, _ *spec) { c.less(float64(max(0, asked-used))*callers, owned) }
+	return func(c *cell, _ *spec) { c.less(float64(max(0, asked-used))*callers, c.owned()) }
 }
 
 // granted turns a verb's result into the permits used.
