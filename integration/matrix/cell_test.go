@@ -45,7 +45,9 @@ type part struct {
 	Refusal  string        `json:",omitempty"`
 	Failures []string      `json:",omitempty"`
 	Late     time.Duration `json:",omitempty"` // by how much the process was late at most
-	Left     float64       `json:",omitempty"` // permits that are taken and not used after Close
+	// The bucket after Close: permits that are stored, and those that are taken and not due yet.
+	AsOf         time.Duration
+	Stored, Owed float64
 }
 
 // use is permits that a caller has used.
@@ -126,12 +128,16 @@ func refused(err error) bool {
 	return errors.Is(err, tb.ErrInvalidConfig) || errors.Is(err, tb.ErrInvalidPermits) || errors.Is(err, errNoSuchVerb)
 }
 
-// crowd is how many callers of the highest priority a cell with a lower one has in addition: enough to want more than a lower one looks ahead.
-func (c *cell) crowd() int {
+// crowd is how many callers of Acquire and the highest priority a cell has in addition: beside a lower priority, enough to want more than that
+// looks ahead; and as many again for a choice, which has twice the rate.
+func (c *cell) crowd() (n int) {
 	if c.has("Low", "Lowest") {
-		return 40
+		n += 40
 	}
-	return 0
+	if c.has("Any") {
+		n += callers
+	}
+	return n
 }
 
 // owned bounds the permits that the callers own ahead.
@@ -185,6 +191,10 @@ func (c *cell) run(ctx context.Context, processes int, stores map[int]tb.Store) 
 	var running sync.WaitGroup
 	sleep(ctx, time.Until(c.began))
 	calls, queues := c.calls()
+	rest := pause
+	if c.Second {
+		rest /= 2
+	}
 	makes := len(targets[slices.Min(slices.Collect(maps.Keys(stores)))]) / len(faces)
 	for i := range callers + c.crowd() {
 		process := i / 2 % processes
@@ -196,7 +206,7 @@ func (c *cell) run(ctx context.Context, processes int, stores map[int]tb.Store) 
 		kind := i % len(calls)
 		call, waits := calls[kind], queues[kind]
 		if i >= callers { // the crowd
-			which, call, waits = 0, features[0].call, true
+			which, call, waits = i/4%makes, features[0].call, true
 		}
 		to := by[which]
 		mine := context.WithValue(within, callerKey{}, i)
@@ -211,7 +221,7 @@ func (c *cell) run(ctx context.Context, processes int, stores map[int]tb.Store) 
 				}
 				c.note(within, "call", err)
 				if n == 0 && c.now()-asked < time.Millisecond || c.Free || err != nil {
-					sleep(within, pause)
+					sleep(within, rest)
 				}
 			}
 		})
@@ -233,18 +243,17 @@ func (c *cell) run(ctx context.Context, processes int, stores map[int]tb.Store) 
 		}
 		cancel()
 	}
-	if len(c.limiters) == processes {
-		sleep(ctx, 10*time.Millisecond)
-		b, err := c.limiters[0].State(background)
-		if err != nil {
-			c.fail("State: %v", err)
-		}
-		c.Left = float64(b.NextFreeTicketMicros-b.SeenMicros) / b.IntervalMicros
-	}
 	for _, l := range c.limiters {
 		if n, _ := l.Waiting(); n != 0 {
 			c.fail("%d waiters are left", n)
 		}
+	}
+	sleep(ctx, c.lasts+drain-c.now()) // until all processes have closed theirs
+	if b, err := c.limiters[0].State(background); err == nil {
+		c.AsOf = c.now()
+		c.Stored, c.Owed = b.StoredPermits, max(0, float64(b.NextFreeTicketMicros-b.SeenMicros)/b.IntervalMicros)
+	} else {
+		c.fail("State: %v", err)
 	}
 }
 

@@ -18,6 +18,9 @@ type result struct {
 	wrong         string
 }
 
+// holds reports whether the cell has shown nothing that is not known.
+func (r result) holds() bool { return r.wrong == "" || isKnown(r.cell, r.wrong) != "" }
+
 // judgement is a cell, of which all parts have been joined.
 type judgement struct {
 	*cell
@@ -97,6 +100,7 @@ func (c judgement) result() result {
 	}
 	c.share(&r)
 	c.bound()
+	c.sum()
 	c.order()
 	c.priority(&r)
 	c.turns()
@@ -138,6 +142,29 @@ func (c judgement) bound() {
 	}
 	if n := c.window(); n > full {
 		c.fail("a window has %.0f permits beyond the rate, and at most %.0f may be", n, full)
+	}
+}
+
+// sum judges what is left after Close: what was used and what is stored are what the rate has made. Permits that are owed to nobody may be
+// missing only if two queues took turns: behind those of another one, unused permits lapse.
+func (c judgement) sum() {
+	if c.Free || c.Second || c.has("warm-up") {
+		return
+	}
+	made, sum := c.possible(0, c.AsOf), float64(c.used(-1, c.AsOf))+c.Stored-c.Owed
+	lapsed, lateness := 1.0, 0.0
+	if c.world.processes > 1 || c.has("Low", "Lowest") {
+		lapsed += c.owned()
+	}
+	if c.has("NewQuota", "SetQuota") { // they store one permit only
+		lapsed += faster * drain.Seconds()
+	}
+	if c.world.real() {
+		lateness = rate * (late/2 + c.Late).Seconds()
+		lapsed += rate * start.Seconds()
+	}
+	if sum < least*c.control*made-c.Lost-lapsed || sum > made+c.More+2+lateness {
+		c.fail("%.0f permits are used or stored after Close, of %.0f that the rate has made", sum, made)
 	}
 }
 

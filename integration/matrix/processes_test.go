@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -33,6 +34,11 @@ type job struct {
 type order struct {
 	Name, Store string
 	Features    []string
+}
+
+// named returns the order of a cell with features.
+func named(features []string, store string) order {
+	return order{Name: strings.Join(features, " + "), Store: store, Features: features}
 }
 
 // report is what a process writes of a cell, or, at its end, the goroutines that it has left.
@@ -84,7 +90,7 @@ func batch(t *testing.T, server *redistest.Server, processes int, orders []order
 	for i, o := range orders {
 		cells[i] = newCell(o.Name, lasts, o.Features...)
 	}
-	time.Sleep(time.Until(j.Begins.Add(lasts)))
+	time.Sleep(time.Until(j.Begins.Add(lasts + drain)))
 	for p, w := range workers {
 		seen := 0
 		for _, r := range w.End() {
