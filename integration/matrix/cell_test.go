@@ -128,11 +128,11 @@ func refused(err error) bool {
 	return errors.Is(err, tb.ErrInvalidConfig) || errors.Is(err, tb.ErrInvalidPermits) || errors.Is(err, errNoSuchVerb)
 }
 
-// crowd is how many callers of Acquire and the highest priority a cell has in addition: beside a lower priority, enough to want more than that
-// looks ahead; and as many again for a choice, which has twice the rate.
+// crowd is how many callers of Acquire a cell has in addition: of each priority, so that the highest wants more than a lower one looks ahead;
+// and as many again for a choice, which has twice the rate.
 func (c *cell) crowd() (n int) {
-	if c.has("Low", "Lowest") {
-		n += 40
+	if faces := len(c.faces()); faces > 1 {
+		n += 40 * faces
 	}
 	if c.has("Any") {
 		n += callers
@@ -205,8 +205,8 @@ func (c *cell) run(ctx context.Context, processes int, stores map[int]tb.Store) 
 		which := i / 4 % len(by)
 		kind := i % len(calls)
 		call, waits := calls[kind], queues[kind]
-		if i >= callers { // the crowd
-			which, call, waits = i/4%makes, features[0].call, true
+		if i >= callers {
+			call, waits = features[0].call, true
 		}
 		to := by[which]
 		mine := context.WithValue(within, callerKey{}, i)
