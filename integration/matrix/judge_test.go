@@ -239,7 +239,7 @@ func (c judgement) priority(r *result) {
 		}
 	}
 	r.low = float64(lower) / float64(max(1, all))
-	if r.low > lowest {
+	if r.low > lowest*float64(len(c.faces())-1) {
 		c.fail("lower priorities have %.2f of the rate", r.low)
 	}
 }
