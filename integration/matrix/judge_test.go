@@ -2,7 +2,6 @@ package matrix
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -91,8 +90,9 @@ func (c judgement) result() result {
 	reason := refusal(c.cell)
 	if r.refused = c.Refusal != ""; r.refused {
 		if reason == "" {
-			r.wrong = fmt.Sprintf("refused, and refusals has no reason: %v", c.Refusal)
+			c.fail("refused, and refusals has no reason: %v", c.Refusal)
 		}
+		r.wrong = strings.Join(c.Failures, "; ")
 		return r
 	}
 	if reason != "" {
@@ -148,7 +148,7 @@ func (c judgement) bound() {
 // sum judges what is left after Close: what was used and what is stored are what the rate has made. Permits that are owed to nobody may be
 // missing only if two queues took turns: behind those of another one, unused permits lapse.
 func (c judgement) sum() {
-	if c.Free || c.Second || c.has("warm-up") {
+	if c.Free || c.Second || c.AsOf == 0 || c.has("warm-up") {
 		return
 	}
 	made, sum := c.possible(0, c.AsOf), float64(c.used(-1, c.AsOf))+c.Stored-c.Owed

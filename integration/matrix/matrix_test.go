@@ -233,23 +233,26 @@ func (s *collected) add(t *testing.T, all ...result) {
 // table logs a line for each world, and the cells that do not hold.
 func (s *collected) table(t *testing.T) {
 	for _, w := range worlds {
-		cells, holds, refused, low, worst := 0, 0, 0, 0.0, result{share: 9, cell: &cell{}}
+		cells, refused, known, low, worst := 0, 0, 0, 0.0, result{share: 1, cell: &cell{}}
 		for _, r := range s.all {
-			switch {
-			case r.world != w:
+			if r.world != w {
 				continue
+			}
+			cells++
+			switch {
+			case r.wrong != "":
+				known++
 			case r.refused:
 				refused++
-			case r.share < worst.share && !r.free:
-				worst = r
-			}
-			low = max(low, r.low)
-			cells++
-			if r.wrong == "" {
-				holds++
+			default:
+				low = max(low, r.low)
+				if r.share < worst.share && !r.free {
+					worst = r
+				}
 			}
 		}
-		t.Logf("%-22v %4d cells, %4d hold (%d of them refused with a reason); worst share %.3f: %s; lower priorities %.3f", w, cells, holds, refused, worst.share, worst.cell.key(), low)
+		t.Logf("%-22v %4d cells: %d hold, %d are refused with a reason, %d do not hold; worst share of those that hold %.3f (%s), most of lower priorities %.3f",
+			w, cells, cells-refused-known, refused, known, worst.share, worst.cell.key(), low)
 	}
 	slices.SortFunc(s.all, func(a, b result) int { return cmp.Compare(a.cell.key(), b.cell.key()) })
 	for _, r := range s.all {
