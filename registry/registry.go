@@ -383,7 +383,7 @@ func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) 
 		return tokenbucket.NewQuota(c.Name, int(c.Rate), time.Second, c.Jitter, opts...)
 	}
 	if c.Burst != nil {
-		opts = append(opts, tokenbucket.WithMaxPermits(*c.Burst))
+		opts = append(opts, tokenbucket.WithMaxPermits(c.size()))
 	}
 	return tokenbucket.NewSmoothBursty(c.Name, c.Rate, opts...)
 }

@@ -39,8 +39,8 @@ type Limit struct {
 	Quota bool
 	// Jitter is the variation of the time from a grant to the call's arrival at the upstream, up to 1 s; only with Quota.
 	Jitter time.Duration
-	// Burst is the size of the bucket, the permits that are saved up; nil means one second's worth, at least 1. It sets
-	// tokenbucket.WithMaxPermits.
+	// Burst is the size of the bucket; nil means one second's worth, at least 1. Beside a Concurrent, less than 1 counts as 1: calls still
+	// begin one at a time, an interval of the rate apart, but none holds its place for an interval that has passed already.
 	Burst *float64
 	// Warmup is the warm-up period of a cold upstream; 0 means none (a bursty limiter).
 	Warmup time.Duration

@@ -74,11 +74,15 @@ func (c *Limit) boundsText() string {
 	return strings.Join(parts, ", ")
 }
 
-// size returns how many permits the bucket of a row without a warm-up saves up.
+// size returns how many permits the bucket of a row without a warm-up saves up. That of a row with a concurrency saves up at least one: else
+// each call would have its place for an interval of the rate before it begins, although no call has begun in the interval before. Permits
+// fall due one at a time all the same, an interval apart, so the bound is that of a bucket that saves up nothing.
 func (c *Limit) size() float64 {
 	switch {
 	case c.Quota:
 		return 1
+	case c.Burst != nil && c.Concurrent > 0:
+		return max(*c.Burst, 1)
 	case c.Burst != nil:
 		return *c.Burst
 	}

@@ -35,6 +35,8 @@ func (l *limit) size() float64 {
 	switch {
 	case l.Quota:
 		return 1
+	case l.Burst != nil && l.Concurrent > 0: // as the registry has it
+		return max(*l.Burst, 1)
 	case l.Burst != nil:
 		return *l.Burst
 	}

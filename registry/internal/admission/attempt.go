@@ -27,6 +27,7 @@ type attempt struct {
 	reservation *tokenbucket.Reservation
 	reserved    time.Time
 	grant       tentative     // the grant of the rate
+	early       *reserved     // the rate's reply that was asked for while the call waited for its place; nil if there is none, or it is used
 	patience    time.Duration // how long the call may still wait for a place
 }
 
@@ -187,10 +188,16 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 	if a.Limiter == nil {
 		return nil, nil
 	}
-	if a.reservation, err = gate.Reserve(a.grant.under(ctx), a.Limiter, a.Cost, a.Wait); err != nil {
-		return nil, err
+	r := a.early
+	if a.early = nil; r != nil {
+		r.wait()
+	} else {
+		r = new(reserved)
+		a.ask(ctx, r)
 	}
-	a.reserved = time.Now()
+	if a.reservation, a.reserved, a.grant = r.reservation, r.at, r.grant; r.err != nil {
+		return nil, r.err
+	}
 	switch {
 	case !a.reservation.OK():
 		refused = gate.Admit(a.reservation)
@@ -200,6 +207,12 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 		return &gate.Admission{By: gate.ByLimit}, ctx.Err()
 	}
 	return nil, nil
+}
+
+// ask asks the rate for the permits of the call.
+func (a *attempt) ask(ctx context.Context, r *reserved) {
+	r.reservation, r.err = gate.Reserve(r.grant.under(ctx), a.Limiter, a.Cost, a.Wait)
+	r.at = time.Now()
 }
 
 // awaitLead blocks until a lead before the permit is due. The due time moves earlier if callers ahead give up, and later if a penalty holds
@@ -261,13 +274,21 @@ func noPlace() *gate.Admission {
 	return &gate.Admission{By: gate.ByConcurrency, RetryAfter: time.Second}
 }
 
-// queue waits for a place, while the call holds nothing else. What is left of its patience is for a later queue.
+// queue waits for a place, while the call holds nothing else, or but permits that it has reserved as its place is about to be free. What is
+// left of its patience is for a later queue.
 func (a *attempt) queue(ctx context.Context) (refused *gate.Admission, err error) {
 	a.asked = gate.ByConcurrency
 	began := time.Now()
+	var e *early
+	if a.Limiter != nil && a.remote {
+		e = a.slot.line.join(func(r *reserved) { a.ask(ctx, r) })
+	}
 	a.slot.queueing.Add(1)
 	a.place, err = a.slot.await(ctx, a.bounds, a.env.localShare(a.most), a.patience)
 	a.slot.queueing.Add(-1)
+	if e != nil {
+		a.early = e.leave()
+	}
 	a.patience = max(0, a.patience-time.Since(began))
 	if refused, err = a.placed(err); refused != nil || err != nil {
 		return refused, err
@@ -376,10 +397,15 @@ func (a *attempt) untake() {
 
 // cancel refunds the permits of the rate, unless they fell due while the call waited.
 func (a *attempt) cancel() {
-	if a.reservation == nil {
-		return
+	var err error
+	switch early := a.early; {
+	case early != nil:
+		a.early = nil
+		err = early.drop()
+	case a.reservation != nil:
+		err = aside(a.reservation.Return)
 	}
-	if err := aside(a.reservation.Return); err != nil {
+	if err != nil {
 		a.env.Log.Debug("registry: a permit could not be returned, and may be lost", "bucket", a.Name, "error", err)
 	}
 }

@@ -43,6 +43,7 @@ type bounds struct {
 	length   time.Duration          // of the window, in the row
 	limit    int                    // of the window
 	places   *semaphore.Semaphore   // nil if there is none
+	remote   bool                   // whether places are a fleet's: to release one is a round trip
 	most     int                    // of the concurrency
 	disputed int                    // consecutive loads that found other limits in force
 }
@@ -62,7 +63,9 @@ func (e *Env) bounds(row Row, was *bounds) (*bounds, error) {
 		}
 	}
 	if row.Concurrent != 0 {
-		next.places, err = e.Semaphores(row.Name, row.Concurrent, semaphore.WithVersion(row.Version))
+		if next.places, err = e.Semaphores(row.Name, row.Concurrent, semaphore.WithVersion(row.Version)); err == nil {
+			next.remote = next.places.Name() != ""
+		}
 	}
 	return next, err
 }

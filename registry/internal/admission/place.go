@@ -27,7 +27,9 @@ func (p *place) leave() {
 	var err error
 	p.slot.leaving.Add(1)
 	if p.permit != nil {
+		released := p.slot.line.call()
 		err = aside(p.permit.Release)
+		released()
 	}
 	p.slot.inside.Add(-1)
 	p.slot.leaving.Add(-1)

@@ -18,6 +18,7 @@ type Slot struct {
 	leaving  atomic.Int64 // those of inside that are releasing their places
 	asking   atomic.Int64 // those of inside that ask for a place, and have none yet
 	queueing atomic.Int64 // calls of this process that wait for a place
+	line     line         // those of them whose place is a fleet's, and that need permits, too
 	outage   outage
 	logged   atomic.Int64 // when the loss of a place was last logged, by clock.Mono; 0 if never
 	takes    atomic.Int64 // duration of the round trips for place and count, in nanoseconds; 0 if not known
