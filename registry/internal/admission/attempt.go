@@ -87,7 +87,7 @@ func (a *attempt) begin() progress {
 	switch {
 	case a.places == nil:
 		p.place = taken
-	case a.patience > 0 && (a.slot.queueing.Load() > 0 || a.slot.crowded(a.bounds)):
+	case a.patience > 0 && (a.slot.queueing.Load() > 0 || a.slot.crowded(a.bounds) && a.slot.approach.empty()):
 		p.place = full
 	}
 	if a.window == nil {
@@ -122,8 +122,7 @@ func (a *attempt) do(ctx context.Context, s step, p progress) (after progress, r
 		p.permits = ahead
 		refused, err = a.reserve(ctx)
 	case toApproach:
-		p.permits = near
-		err = a.awaitLead(ctx, a.slot.lead(a.bounds))
+		return a.approaches(ctx, p)
 	case toTake:
 		return a.take(ctx, p)
 	case toAwait:
@@ -215,22 +214,46 @@ func (a *attempt) ask(ctx context.Context, r *reserved) {
 	r.at = time.Now()
 }
 
-// awaitLead blocks until a lead before the permit is due. The due time moves earlier if callers ahead give up, and later if a penalty holds
-// the bucket back.
-func (a *attempt) awaitLead(ctx context.Context, lead time.Duration) error {
+// approaches waits until a lead before the permits are due. A call that may wait for a place gives its permits back and queues as soon as
+// another one has found no place.
+func (a *attempt) approaches(ctx context.Context, p progress) (after progress, refused *gate.Admission, err error) {
+	lead := a.slot.lead(a.bounds)
+	if p.permits = near; p.place != untried || a.patience == 0 || a.ahead() <= lead {
+		_, err = a.awaitLead(ctx, lead, nil)
+		return p, nil, err
+	}
+	w := a.slot.approach.join()
+	summoned := a.slot.queueing.Load() > 0 // while it reserved
+	if !summoned {
+		summoned, err = a.awaitLead(ctx, lead, w.summoned)
+	}
+	w.leave()
+	if summoned {
+		a.abandon()
+		p.permits, p.place = wanted, full
+	}
+	return p, nil, err
+}
+
+// awaitLead blocks until a lead before the permit is due, or the call is summoned. The due time moves earlier if callers ahead give up, and
+// later if a penalty holds the bucket back.
+func (a *attempt) awaitLead(ctx context.Context, lead time.Duration, summons <-chan struct{}) (summoned bool, err error) {
 	for {
 		ahead := a.ahead()
 		if ahead <= lead {
-			return nil
+			return false, nil
 		}
 		timer := time.NewTimer(ahead - lead)
 		select {
 		case <-a.reservation.Ready():
 			timer.Stop()
-			return nil
+			return false, nil
+		case <-summons:
+			timer.Stop()
+			return true, nil
 		case <-ctx.Done():
 			timer.Stop()
-			return ctx.Err()
+			return false, ctx.Err()
 		case <-timer.C:
 		}
 	}
@@ -284,6 +307,7 @@ func (a *attempt) queue(ctx context.Context) (refused *gate.Admission, err error
 		e = a.slot.line.join(func(r *reserved) { a.ask(ctx, r) })
 	}
 	a.slot.queueing.Add(1)
+	a.slot.approach.summon()
 	a.place, err = a.slot.await(ctx, a.bounds, a.env.localShare(a.most), a.patience)
 	a.slot.queueing.Add(-1)
 	if e != nil {
@@ -321,7 +345,7 @@ func (a *attempt) take(ctx context.Context, p progress) (after progress, refused
 			a.place, err = a.slot.enter(ctx, a.bounds, a.env.localShare(a.most))
 		}
 		if err == nil && a.place == nil && a.patience > 0 {
-			a.cancel()
+			a.abandon()
 			if p.place = full; a.Limiter != nil {
 				p.permits = wanted
 			}
@@ -408,6 +432,16 @@ func (a *attempt) cancel() {
 	if err != nil {
 		a.env.Log.Debug("registry: a permit could not be returned, and may be lost", "bucket", a.Name, "error", err)
 	}
+}
+
+// abandon is cancel for a call that goes on without its permits: it does not wait for the reply.
+func (a *attempt) abandon() {
+	if a.reservation == nil {
+		return
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = a.reservation.Return(ended) // the context's error
 }
 
 // lost logs that a call in flight has lost its place, at most once a minute for each row.

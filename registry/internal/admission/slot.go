@@ -18,6 +18,7 @@ type Slot struct {
 	leaving  atomic.Int64 // those of inside that are releasing their places
 	asking   atomic.Int64 // those of inside that ask for a place, and have none yet
 	queueing atomic.Int64 // calls of this process that wait for a place
+	approach approach     // calls of this process that wait for their permits first, and may wait for a place
 	line     line         // those of them whose place is a fleet's, and that need permits, too
 	outage   outage
 	logged   atomic.Int64 // when the loss of a place was last logged, by clock.Mono; 0 if never
