@@ -33,7 +33,7 @@ func (s *slowStore) Apply(ctx context.Context, b *tokenbucket.Batch) error {
 // without a row, of a lower priority, and of limiters that were replaced since.
 func TestCloseWaitsForSettlements(t *testing.T) {
 	size := 10.0
-	calls := func(c *registry.Limit) { c.Rate, c.MaxPermits, c.WaitShare = 0.001, &size, 1 }
+	calls := func(c *registry.Limit) { c.Rate, c.Burst, c.MaxWait = 0.001, &size, time.Second }
 	for name, c := range map[string]struct {
 		calls  string
 		change func(*registry.Limit)
@@ -48,7 +48,7 @@ func TestCloseWaitsForSettlements(t *testing.T) {
 		"no row":         {calls: "/b"},
 		"lower priority": {calls: "/a", under: gate.WithPriority(ctx, tokenbucket.Low)},
 		"row that changed": {calls: "/a", after: func(f *fake) {
-			f.set(registry.Limit{Name: "/a", Rate: 5, MaxPermits: &size, Version: 9}, row("/c", 5, 1), row("/d", 5, 1))
+			f.set(registry.Limit{Name: "/a", Rate: 5, Burst: &size, Version: 9}, row("/c", 5, 1), row("/d", 5, 1))
 		}},
 		"row that is gone": {calls: "/a", after: func(f *fake) { f.set(row("/c", 5, 1), row("/d", 5, 1)) }},
 	} {
@@ -104,7 +104,7 @@ func TestCloseIsBounded(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				size := 1000.0
 				store := &slowStore{MemoryStore: tokenbucket.NewMemoryStore()}
-				r := open(t, registry.Static{{Name: "/a", Rate: 0.001, MaxPermits: &size, WaitShare: 1}}, store,
+				r := open(t, registry.Static{{Name: "/a", Rate: 0.001, Burst: &size, MaxWait: time.Second}}, store,
 					registry.WithLimiterOptions(tokenbucket.WithInitialPermits(1000), tokenbucket.WithStoreTimeout(time.Second)))
 				admitted := make([]*gate.Admission, 200)
 				for i := range admitted {

@@ -67,7 +67,7 @@ func (c *crowd) run(t *testing.T, r *registry.Registry, last time.Duration) (pas
 // bucket has one permit.
 func shortest(row *registry.Limit, calls []began) (now time.Duration) {
 	free := make([]time.Duration, row.Concurrent) // when each place is free
-	most, stored := max(1, *row.MaxPermits), 1.0
+	most, stored := max(1, *row.Burst), 1.0
 	for _, c := range calls {
 		slices.Sort(free)
 		wait := max(0, free[0]-now)
@@ -91,7 +91,7 @@ func used(row *registry.Limit, calls []began, since time.Time) float64 {
 func TestPlacesAreUsed(t *testing.T) {
 	for _, size := range []float64{0, 0.5, 1, 200} {
 		synctest.Test(t, func(t *testing.T) {
-			row := registry.Limit{Name: "/a", Rate: 200, MaxPermits: &size, WaitShare: 1, Version: 1, Concurrent: 3, ConcurrentWait: time.Second}
+			row := registry.Limit{Name: "/a", Rate: 200, Burst: &size, MaxWait: time.Second, Version: 1, Concurrent: 3, ConcurrentWait: time.Second}
 			r := openLocal(t, registry.Static{row})
 			defer r.Close()
 			began := time.Now()
@@ -117,7 +117,7 @@ func TestCrowdsUseTheirRow(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 7))
 			size := []float64{0, 0.5, 1, 5, 50}[random.IntN(5)]
 			row := registry.Limit{
-				Name: "/a", Rate: float64(20 + random.IntN(400)), MaxPermits: &size, WaitShare: []float64{0.1, 0.3, 1}[random.IntN(3)], Version: 1,
+				Name: "/a", Rate: float64(20 + random.IntN(400)), Burst: &size, MaxWait: []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second}[random.IntN(3)], Version: 1,
 				Concurrent: 1 + random.IntN(8), ConcurrentWait: time.Duration(200+random.IntN(1800)) * time.Millisecond,
 			}
 			mean, spread := time.Duration(5+random.IntN(95))*time.Millisecond, 2*random.Float64()

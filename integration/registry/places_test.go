@@ -74,8 +74,8 @@ func TestPlacesAreUsed(t *testing.T) {
 			for round := range 12 {
 				rows := registry.Static{
 					{Name: "alone", NoRate: true},
-					{Name: "saved up", Rate: 200, WaitShare: 1},
-					{Name: "none saved up", Rate: 200, WaitShare: 1, MaxPermits: &none},
+					{Name: "saved up", Rate: 200, MaxWait: time.Second},
+					{Name: "none saved up", Rate: 200, MaxWait: time.Second, Burst: &none},
 				}
 				for i := range rows {
 					rows[i].Name += fmt.Sprintf("/%d/%s", round, name)
