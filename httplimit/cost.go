@@ -58,23 +58,6 @@ func admitted(r *http.Request, a *gate.Admission) *http.Request {
 	return r.WithContext(gate.NewContext(r.Context(), a))
 }
 
-// settle settles the cost of a request with what its response shows. A panic of the function closes the response.
-func (t *Transport) settle(response *http.Response, a *gate.Admission) {
-	if t.used == nil {
-		return
-	}
-	returned := false
-	defer func() {
-		if !returned && response.Body != nil {
-			_ = response.Body.Close()
-		}
-	}()
-	used := t.used(response)
-	if returned = true; used >= 0 {
-		a.SettleLater(used)
-	}
-}
-
 // isCost reports whether an error is about the cost of a request, and not about the gate.
 func isCost(err error) bool { return errors.As(err, new(*gate.CostError)) }
 

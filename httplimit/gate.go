@@ -25,7 +25,7 @@ var ErrRefused = errors.New("httplimit: refused")
 var ErrNoKey = errors.New("httplimit: the request has no key that limits it")
 
 // RefusedError is returned if no permit falls due in time: within the time that the gate allows, or before the request's
-// deadline. The request was not sent, and no permit was taken.
+// deadline. The request was not sent, unless the error is within a [RepeatError], and no permit was taken.
 type RefusedError struct {
 	// Key of the request.
 	Key string
@@ -62,6 +62,20 @@ func (e *GateError) Error() string { return fmt.Sprintf("httplimit: key %.80q: %
 
 // Unwrap returns Err.
 func (e *GateError) Unwrap() error { return e.Err }
+
+// RepeatError is returned if a request was sent without getting a response, and must not be sent again. The upstream may have
+// received it.
+type RepeatError struct {
+	// Err is the reason: a *RefusedError or a *GateError of the next try, or a *gate.CostError.
+	Err error
+}
+
+func (e *RepeatError) Error() string {
+	return fmt.Sprintf("httplimit: the request was sent, but its connection ended without a response, and it was not sent again: %v", e.Err)
+}
+
+// Unwrap returns Err.
+func (e *RepeatError) Unwrap() error { return e.Err }
 
 // penaltyTimeout bounds a penalty, because the request that causes it may have ended.
 const penaltyTimeout = time.Second

@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +17,8 @@ const (
 	defaultMaxPenalty = time.Minute
 	longestPenalty    = time.Hour // the longest time for which a bucket can be held back
 )
+
+var errNoResponse = errors.New("httplimit: the base returned neither a response nor an error")
 
 var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made by NewTransport", tokenbucket.ErrInvalidConfig)
 
@@ -34,12 +37,18 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 // ([WithMaxPenalty]), unless the gate decides otherwise ([PenaltyPolicy]). Requests that already wait, wait that much longer.
 // Responses are passed on unchanged.
 //
-// The admission ends with an error, or when the response's body is read to its end or closed. An upgraded stream (status 101,
+// The admission ends with an error, or when the response's body is read to its end or closed, and so does the context of the
+// base's request. An upgraded stream (status 101,
 // a WebSocket) belongs to the caller: the request's context no longer ends it. Its admission ends when it is closed, or when
 // reading from it fails, and never if neither happens.
 //
-// Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. A request that
-// http.Transport repeats because an idle connection was dead is one request.
+// Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. So is each try of
+// one request that http.Transport makes by itself: it repeats a request without a body, or with one that can be read again, if
+// a kept connection ends before the response (HTTP/1) or the server refuses the stream (HTTP/2). If the upstream may have
+// received the request, the Transport leaves the admission and asks the gate again before the next try, as for a new request. If that
+// fails, the try does not happen, and RoundTrip returns a *RepeatError. A try is free if the header of the one before was not
+// written, since the upstream cannot have received that one. A base that sends a request several times at once, or repeats
+// requests with bodies, belongs above the Transport.
 //
 // A Transport may be used concurrently. It need not be closed.
 type Transport struct{ settings }
@@ -113,26 +122,38 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	sent := false
+	c := t.newCall(r, key, admission)
+	var response *http.Response
+	returned := false
 	defer func() {
-		if !sent {
-			admission.Leave()
+		if !returned { // an error, or a function of the caller has panicked
+			if response != nil && response.Body != nil {
+				_ = response.Body.Close()
+			}
+			c.end()
 		}
 	}()
-	r = admitted(r, admission)
 	passed = true
-	response, err := t.base.RoundTrip(r)
-	if err != nil {
-		return response, err
+	response, err = t.base.RoundTrip(c.request)
+	switch {
+	case err != nil:
+		return nil, c.failure(err)
+	case response == nil:
+		return nil, errNoResponse
 	}
-	t.settle(response, admission)
-	sent = true
-	leaveAfter(response, admission)
+	admission = c.answered(response)
+	if t.used != nil {
+		if used := t.used(response); used >= 0 {
+			admission.SettleLater(used)
+		}
+	}
 	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
 		if d := retryAfter(response.Header, time.Now(), t.maxPenalty); d > 0 && t.penalizes(key, s) {
 			t.penalize(r.Context(), admission, key, d)
 		}
 	}
+	c.endAfter(response)
+	returned = true
 	return response, nil
 }
 

@@ -238,7 +238,7 @@ func TestPermitOfARequestThatFails(t *testing.T) {
 	}
 }
 
-// What http.Transport sends again by itself, because the idle connection was dead, has one permit.
+// What http.Transport sends again by itself, because the idle connection was dead, has one permit more if it was written to that connection.
 func TestDeadIdleConnection(t *testing.T) {
 	var served, dials atomic.Int32
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
@@ -284,7 +284,7 @@ func TestDeadIdleConnection(t *testing.T) {
 	}
 	state, err := l.State(t.Context())
 	require.NoError(t, err)
-	require.InDelta(t, 1, state.StoredPermits, 0.1, "two requests, two permits")
+	require.InDelta(t, 0.5, state.StoredPermits, 0.6, "two requests, two or three permits")
 }
 
 // A store that hangs does not hold up a caller that has given up. The permit goes back later, or is lost; the limiter logs that its store is

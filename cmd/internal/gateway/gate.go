@@ -20,24 +20,44 @@ type counter struct {
 	callers func() bool // whether keys name callers
 }
 
-// Enter implements gate.Gate.
+// Enter implements gate.Gate. Only the first try of a call is counted in the admissions.
 func (c *counter) Enter(ctx context.Context, key string) (*gate.Admission, error) {
+	call, _ := ctx.Value(callKey{}).(*call)
+	count := c.metrics.admitted
+	if call != nil && call.admission != nil {
+		count = c.metrics.repeated
+	}
 	a, err := c.Gate.Enter(ctx, key)
 	switch {
 	case err == nil:
-		c.metrics.admitted(key, a.By.String(), resultOf(a.OK))
-		if call, ok := ctx.Value(callKey{}).(*call); ok {
+		count(key, a.By.String(), resultOf(a.OK))
+		if call != nil {
 			if release := a.Release; release != nil {
 				a.Release = func() { call.leaveAfterUpstream(release) }
 			}
 			call.admission = a
 		}
 	case ctx.Err() != nil: // the client left while its call waited
-		c.metrics.admitted(key, "none", cancelledCall)
+		count(key, "none", cancelledCall)
 	default:
-		c.metrics.admitted(key, "none", failedCall)
+		count(key, "none", failedCall)
 	}
 	return a, err
+}
+
+// repeats is the gate of the calls to upstreams with --inbound. The middleware has entered the gate for the first try of a call, so only
+// further ones do.
+type repeats struct{ gate.Gate }
+
+// Enter implements gate.Gate.
+func (g repeats) Enter(ctx context.Context, key string) (*gate.Admission, error) {
+	call := ctx.Value(callKey{}).(*call)
+	if !call.sent {
+		call.sent = true
+		return &gate.Admission{OK: true}, nil
+	}
+	call.admission.Leave() // of the try that has failed
+	return g.Gate.Enter(ctx, key)
 }
 
 // Penalizes implements httplimit.PenaltyPolicy. By default a 503 penalizes any bucket, and a 429 only the bucket of a single caller: an upstream

@@ -36,6 +36,7 @@ type metrics struct {
 	refusals   *prom.CounterVec // bucket, by
 	penalties  *prom.CounterVec // bucket
 	upstreams  *prom.CounterVec // upstream, kind
+	repeats    *prom.CounterVec // bucket, by, result
 
 	labels     sync.Map // set of the values of the label bucket
 	labelCount atomic.Int64
@@ -61,6 +62,7 @@ func newMetrics() (*metrics, error) {
 	m.refusals = counter("refusals_total", "Calls that were refused, by what refused them.", "bucket", "by")
 	m.penalties = counter("penalties_total", "Responses of upstreams whose Retry-After penalized a bucket.", "bucket")
 	m.upstreams = counter("upstream_errors_total", "Calls that got no response from their upstream.", "upstream", "kind")
+	m.repeats = counter("repeats_total", "Further tries of calls whose connection to the upstream ended without a response, by what decided about them.", "bucket", "by", "result")
 	return m, nil
 }
 
@@ -138,6 +140,11 @@ func (m *metrics) admitted(name, by, result string) {
 	if result == refusedCall {
 		m.refusals.WithLabelValues(label, by).Inc()
 	}
+}
+
+// repeated counts a further try of a call, with the arguments of admitted.
+func (m *metrics) repeated(name, by, result string) {
+	m.repeats.WithLabelValues(m.label(name), by, result).Inc()
 }
 
 func (m *metrics) penalized(key string, until time.Time) {

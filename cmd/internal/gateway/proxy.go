@@ -28,6 +28,7 @@ type call struct {
 	target    *url.URL // canonical; the same target is limited and forwarded
 	key       string
 	admission *gate.Admission // nil until the call has entered the gate
+	sent      bool            // with --inbound: it was sent to the upstream before
 	upstream  <-chan struct{} // closed when the upstream has finished a call whose body broke off; nil if the call does not wait for that
 	body      *incoming       // nil for a request without a body
 
@@ -91,8 +92,8 @@ func newProxy(c *config, log *slog.Logger) (*proxy, error) {
 }
 
 // open starts to forward requests, limited by the gate.
-func (p *proxy) open(limits gate.Gate) error {
-	counted := &counter{Gate: limits, log: p.log, metrics: p.metrics, callers: func() bool { return p.live.Load().key.callers() }}
+func (p *proxy) open(registry gate.Gate) error {
+	counted := &counter{Gate: registry, log: p.log, metrics: p.metrics, callers: func() bool { return p.live.Load().key.callers() }}
 	key := httplimit.WithKey(func(r *http.Request) string { return callOf(r).key })
 	onError := httplimit.WithOnError(func(r *http.Request, err error) error {
 		p.calls.failed.Add(1)
@@ -104,26 +105,25 @@ func (p *proxy) open(limits gate.Gate) error {
 	logger := httplimit.WithLogger(p.log)
 	reverse := &httputil.ReverseProxy{
 		Rewrite:      p.rewrite,
-		Transport:    sender{p},
 		ErrorHandler: p.answer,
 		ErrorLog:     slog.NewLogLogger(p.log.Handler(), slog.LevelWarn),
 		BufferPool:   &buffers{},
 	}
 	var handler http.Handler = reverse
+	limits, penalty := gate.Gate(counted), p.config.maxRetryAfter
 	if p.config.inbound {
 		limit, err := httplimit.NewMiddleware(counted, key, onError, logger, httplimit.WithRefusalHandler(http.HandlerFunc(p.refuse)))
 		if err != nil {
 			return err
 		}
 		handler = limit(reverse)
-	} else {
-		transport, err := httplimit.NewTransport(counted, key, onError, logger,
-			httplimit.WithBase(sender{p}), httplimit.WithMaxPenalty(p.config.maxRetryAfter))
-		if err != nil {
-			return err
-		}
-		reverse.Transport = transport
+		limits, penalty = repeats{counted}, 0
 	}
+	transport, err := httplimit.NewTransport(limits, key, onError, logger, httplimit.WithBase(sender{p}), httplimit.WithMaxPenalty(penalty))
+	if err != nil {
+		return err
+	}
+	reverse.Transport = transport
 	p.handler.Store(&handler)
 	return nil
 }
@@ -231,10 +231,13 @@ var bodyless = []string{http.MethodGet, http.MethodHead, http.MethodDelete, http
 
 // answer responds to a request that failed before its response began.
 func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
+	var repeat *httplimit.RepeatError
 	var refused *httplimit.RefusedError
 	var failed *httplimit.GateError
 	badBody := callOf(r).body.failureStatus(r.Context().Err())
 	switch {
+	case errors.As(err, &repeat): // the upstream may have received the call, and has failed
+		p.failed(w, r, err)
 	case errors.As(err, &refused):
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64(math.Ceil(refused.RetryAfter.Seconds()))), 10))
 		p.refuse(w, r)
@@ -248,17 +251,22 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 	case r.Context().Err() != nil: // the client has disconnected, or the drain period is over
 		unavailable(w, "the request was cancelled")
 	default:
-		p.calls.upstreamErrors.Add(1)
-		upstream, kind, status := callOf(r).route.target.String(), kindOf(err), http.StatusBadGateway
-		if kind == "timeout" {
-			status = http.StatusGatewayTimeout
-		}
-		p.metrics.upstreams.WithLabelValues(upstream, kind).Inc()
-		if n, ok := p.dead.note(kind + " " + upstream); ok {
-			p.log.Warn("an upstream failed", "upstream", upstream, "kind", kind, "calls", n, "status", status, "error", err)
-		}
-		http.Error(w, http.StatusText(status), status)
+		p.failed(w, r, err)
 	}
+}
+
+// failed responds to a call that got no response from its upstream.
+func (p *proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
+	p.calls.upstreamErrors.Add(1)
+	upstream, kind, status := callOf(r).route.target.String(), kindOf(err), http.StatusBadGateway
+	if kind == "timeout" {
+		status = http.StatusGatewayTimeout
+	}
+	p.metrics.upstreams.WithLabelValues(upstream, kind).Inc()
+	if n, ok := p.dead.note(kind + " " + upstream); ok {
+		p.log.Warn("an upstream failed", "upstream", upstream, "kind", kind, "calls", n, "status", status, "error", err)
+	}
+	http.Error(w, http.StatusText(status), status)
 }
 
 // refusedOnWindows is WSAECONNREFUSED, which syscall lacks. No other system has an error of this number.

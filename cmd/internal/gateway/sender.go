@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 	"net/http"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/tries"
 )
 
 // sender sends calls to upstreams. A call that holds a place of a semaphore outlives its client until the upstream's response begins, or
@@ -17,7 +19,7 @@ func (s sender) RoundTrip(r *http.Request) (*http.Response, error) {
 	if c.admission == nil || !c.admission.Holds() {
 		return s.proxy.base.RoundTrip(r)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	ctx, cancel := tries.WithoutCancel(r.Context())
 	defer context.AfterFunc(s.proxy.requests, cancel)()
 	sent := r.WithContext(ctx)
 	var body *upload

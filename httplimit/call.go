@@ -1,0 +1,73 @@
+package httplimit
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/internal/tries"
+)
+
+// call is a request that a Transport sends, with all its tries. The base makes one try after the other.
+type call struct {
+	transport *Transport
+	original  *http.Request // with its priority
+	request   *http.Request // as the base gets it
+	key       string
+	watch     tries.Watch     // not started if the base cannot repeat the request
+	admission *gate.Admission // of the last try
+	repeated  bool            // there was more than one try
+}
+
+func (t *Transport) newCall(r *http.Request, key string, a *gate.Admission) *call {
+	c := &call{transport: t, original: r, key: key, admission: a}
+	ctx := gate.NewContext(r.Context(), a)
+	if tries.Repeatable(r) {
+		c.watch.Start(ctx, c)
+		ctx = &c.watch
+	}
+	c.request = r.WithContext(ctx)
+	return c
+}
+
+// Again implements tries.Call. It asks for the permit of a further try. The one before has ended, so it leaves first: with a concurrency of
+// one it would be in the way.
+func (c *call) Again() error {
+	c.repeated = true
+	c.admission.Leave()
+	a, err := c.transport.enter(c.original, c.key)
+	c.admission = a
+	return err
+}
+
+// failure returns the error of a call whose base failed with err.
+func (c *call) failure(err error) error {
+	if c.watch.Err() == nil {
+		return err
+	}
+	if c.original.Context().Err() != nil {
+		return c.watch.Err()
+	}
+	return &RepeatError{c.watch.Err()}
+}
+
+// answered returns the admission of the try that got the response. The context of the response's Request has it too, and does not end with
+// the call, so that a caller can settle its cost.
+func (c *call) answered(response *http.Response) *gate.Admission {
+	if r := response.Request; r != nil && c.watch.Started() {
+		ctx := context.WithoutCancel(r.Context())
+		if c.repeated {
+			ctx = gate.NewContext(ctx, c.admission)
+		}
+		response.Request = r.WithContext(ctx)
+	}
+	return c.admission
+}
+
+// end ends the call. It may be called again, and concurrently.
+func (c *call) end() {
+	c.admission.Leave()
+	if c.watch.Started() {
+		c.watch.End()
+	}
+}

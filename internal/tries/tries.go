@@ -1,0 +1,116 @@
+// Package tries watches how often a base sends one request.
+//
+// An http.RoundTripper may send a request several times. http.Transport does so by itself: over HTTP/1 if a kept connection ends before the
+// response begins, on one idle connection after the other; over HTTP/2 if the server refuses the stream or shuts down. The limiter above sees
+// one request, but the upstream may have received each of these tries.
+//
+// Disabling the repetition would be simpler, but then a request would fail whenever its connection had just been closed for being idle. So a
+// try is a call of its own, and asks for a permit. The exception is a try after one whose header was not written completely: the upstream
+// cannot have acted on that one, so the next try is free.
+//
+// The watch uses hooks of httptrace. They cannot return an error, so a try that must not happen is prevented in two steps. Its context is
+// cancelled, which ends the loops of net/http, and over HTTP/2 keeps the header from being written. Over HTTP/1 this would be too late for the
+// connection that the try already has. That connection is idle, so the watch closes it, and nothing is written.
+package tries
+
+import (
+	"context"
+	"crypto/tls"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"sync/atomic"
+)
+
+// Call is a request whose tries are watched.
+type Call interface {
+	// Again is called before each try after one that the upstream may have received, in the goroutine of the try. If it fails, the try does
+	// not happen, and neither does any later one.
+	Again() error
+}
+
+// Watch watches the tries of one request. Start begins it; the zero value has not begun. It is the context in which the request is sent.
+type Watch struct {
+	context.Context
+	call   Call
+	cancel context.CancelCauseFunc
+	trace  httptrace.ClientTrace
+	sent   atomic.Bool // the header of the last try has been written
+
+	mu       sync.Mutex
+	detached context.CancelCauseFunc // of WithoutCancel; nil if it was not called
+	err      error                   // why no further try may happen
+}
+
+type watchKey struct{}
+
+// Value implements context.Context.
+func (w *Watch) Value(key any) any {
+	if key == (watchKey{}) {
+		return w
+	}
+	return w.Context.Value(key)
+}
+
+// Repeatable reports whether net/http may send a request again that the upstream may have received. It does not if the request has a body that
+// cannot be read again.
+func Repeatable(r *http.Request) bool {
+	return r.Body == nil || r.Body == http.NoBody || r.GetBody != nil
+}
+
+// Start begins the watch of a call whose context is ctx. The base must send the request with the watch as its context. The caller must call
+// End when the response has ended.
+func (w *Watch) Start(ctx context.Context, call Call) {
+	w.call = call
+	w.Context, w.cancel = context.WithCancelCause(ctx)
+	w.trace.GotConn, w.trace.WroteHeaders = w.gotConn, w.wroteHeaders
+	w.Context = httptrace.WithClientTrace(w.Context, &w.trace)
+}
+
+// Started reports whether the watch has begun.
+func (w *Watch) Started() bool { return w.call != nil }
+
+// WithoutCancel returns a context that does not end with its parent, as that of context.WithoutCancel, but ends if the watch of the request
+// allows no further try.
+func WithoutCancel(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
+	if w, ok := parent.Value(watchKey{}).(*Watch); ok {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.detached = cancel
+	}
+	return ctx, func() { cancel(nil) }
+}
+
+// Err returns the error of Again, which is why the base failed; nil if there was none.
+func (w *Watch) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// End ends the context.
+func (w *Watch) End() { w.cancel(nil) }
+
+// wroteHeaders is called when the header of a try has been written, or is in the buffer that is written next.
+func (w *Watch) wroteHeaders() { w.sent.Store(true) }
+
+// gotConn is called when a try has a connection, before it writes to it.
+func (w *Watch) gotConn(got httptrace.GotConnInfo) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil && w.sent.Swap(false) {
+		w.err = w.call.Again()
+	}
+	if w.err == nil {
+		return
+	}
+	w.cancel(w.err)
+	if w.detached != nil {
+		w.detached(w.err)
+	}
+	if secure, ok := got.Conn.(interface{ ConnectionState() tls.ConnectionState }); ok && secure.ConnectionState().NegotiatedProtocol == "h2" {
+		return // other requests use the connection, and this one looks at its context before it writes
+	}
+	_ = got.Conn.Close()
+}
