@@ -21,8 +21,11 @@ import (
 //
 // The admission ends when the call returns.
 //
-// Retries by a retry policy of the service configuration happen below all interceptors, and take no further permit. Retries
-// by an interceptor outside this one take one permit each.
+// Each attempt of a call takes a permit, whether it is a retry by gRPC itself (transparent, or by a retry policy of the service
+// configuration) or by an interceptor outside this one. A retry by gRPC that gets no permit is not sent, and the call ends with the
+// *Error of that refusal, although the server may have received an earlier attempt. Retries by interceptors inside this one, closer to the
+// connection, take one each, too. To count attempts, the interceptor adds credentials to the call's options that send nothing, and that
+// contain those of the caller (grpc.PerRPCCredentials).
 func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	c, err := l.begin(ctx, method)
 	if err != nil {
@@ -35,8 +38,10 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	if err != nil {
 		return err
 	}
-	defer a.Leave()
-	err = invoker(admitted(ctx, a), method, req, reply, cc, opts...)
+	all := &attempts{call: c, req: req, admission: a}
+	defer all.leave()
+	err = invoker(admitted(ctx, a), method, req, reply, cc, all.with(opts)...)
+	a = all.last()
 	c.heed(a, err)
 	c.settle(a, reply, err)
 	return err
@@ -59,19 +64,20 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	if err != nil {
 		return nil, err
 	}
+	all := &attempts{call: c, admission: a}
 	opened := false
 	defer func() {
 		if !opened {
-			a.Leave()
+			all.leave()
 		}
 	}()
-	stream, err := streamer(admitted(ctx, a), desc, cc, method, opts...)
+	stream, err := streamer(admitted(ctx, a), desc, cc, method, all.with(opts)...)
 	if err != nil {
-		c.heed(a, err)
+		c.heed(all.last(), err)
 		return nil, err
 	}
 	opened = true
-	return c.hold(stream, a, desc, cc), nil
+	return c.hold(stream, all, desc, cc), nil
 }
 
 // heed holds back what the call has used, or the key's bucket, if the upstream asks for that.

@@ -6,8 +6,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
-
-	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // clientStream ends its call's admission when the stream has ended. gRPC requires every user of a stream to end it in one of
@@ -15,31 +13,31 @@ import (
 // the end of the context; closing the connection.
 type clientStream struct {
 	grpc.ClientStream
-	call      *call
-	single    bool // the server sends only one message
-	heeded    bool
-	leave     func()
-	admission *gate.Admission
+	call     *call
+	single   bool // the server sends only one message
+	heeded   bool
+	leave    func()
+	attempts *attempts
 }
 
 // Context has the admission of the stream.
 func (s *clientStream) Context() context.Context {
-	return admitted(s.ClientStream.Context(), s.admission)
+	return admitted(s.ClientStream.Context(), s.attempts.last())
 }
 
 // hold returns the stream with an admission that ends when either side ends the stream.
-func (c *call) hold(stream grpc.ClientStream, a *gate.Admission, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
-	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: func() {}, admission: a}
-	if !a.Holds() {
+func (c *call) hold(stream grpc.ClientStream, all *attempts, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
+	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: all.leave, attempts: all}
+	if !all.last().Holds() {
 		return s
 	}
 	ctx, cancel := context.WithCancel(c.ctx)
 	s.leave = func() {
 		cancel()
-		a.Leave()
+		all.leave()
 	}
 	if cc == nil {
-		context.AfterFunc(ctx, a.Leave)
+		context.AfterFunc(ctx, all.leave)
 		return s
 	}
 	go func() {
@@ -58,7 +56,7 @@ func (s *clientStream) RecvMsg(m any) error {
 	}
 	if !s.heeded {
 		s.heeded = true
-		s.call.heed(s.admission, err)
+		s.call.heed(s.attempts.last(), err)
 	}
 	s.leave()
 	return err

@@ -120,13 +120,13 @@ func (s *serverStream) end() {
 	s.holds(nil)
 }
 
-// retryLater returns the trailer of a refusal; nil for other errors.
+// retryLater returns the trailer of a refusal; nil for other errors, and if the delay is not known: then the client's own backoff applies.
 func retryLater(err error) metadata.MD {
 	var refusal *Error
-	if !errors.Is(err, ErrRefused) || !errors.As(err, &refusal) {
+	if !errors.Is(err, ErrRefused) || !errors.As(err, &refusal) || refusal.RetryAfter <= 0 {
 		return nil
 	}
-	after := min(max(1, refusal.RetryAfter), math.MaxInt32*time.Millisecond)
+	after := min(refusal.RetryAfter, math.MaxInt32*time.Millisecond)
 	ms := (after + time.Millisecond - 1) / time.Millisecond // rounded up, because an early attempt would be refused again
 	return metadata.Pairs(pushback, strconv.FormatInt(int64(ms), 10))
 }
