@@ -3,6 +3,7 @@ package gateway
 import (
 	"container/list"
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"sync"
@@ -127,6 +128,17 @@ func (c *connection) wasEvicted() bool {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
 	return c.evicted
+}
+
+// NetConn returns the connection within, for httplimit.WatchClients.
+func (c *connection) NetConn() net.Conn { return c.Conn }
+
+// CloseWrite closes the direction to the client. The other direction stays open.
+func (c *connection) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 // Close implements net.Conn. The first call makes room for another connection.

@@ -18,6 +18,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -141,7 +142,10 @@ func (s *service) listen() error {
 		if connections > 0 {
 			bounded := newConnections(l, connections)
 			server.ConnState, server.ConnContext, server.Handler = bounded.note, bounded.context, bounded.handler(server.Handler)
+			bounded.Listener = httplimit.WatchClients(server, l) // within: it adds to ConnState and ConnContext
 			l = bounded
+		} else {
+			l = httplimit.WatchClients(server, l)
 		}
 		server.ErrorLog, server.BaseContext = errorLog, func(net.Listener) context.Context { return requests }
 		s.onClose(func() { _ = server.Close() })

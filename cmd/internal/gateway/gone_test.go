@@ -1,0 +1,103 @@
+package gateway
+
+import (
+	"bufio"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// listening is a gateway on a real connection with one row.
+func listening(t *testing.T, row registry.Limit, upstream http.HandlerFunc, args ...string) (p *proxy, limits *registry.Registry) {
+	t.Helper()
+	server := httptest.NewServer(upstream)
+	t.Cleanup(server.Close)
+	row.Name = "/*"
+	limits, err := registry.New(registry.Static{row}, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	p = openProxy(t, limits, append([]string{"--upstream", server.URL, "--admin", ""}, args...)...)
+	s := &service{config: p.config, log: p.log, proxy: p, admin: &admin{config: p.config, proxy: p}}
+	t.Cleanup(s.close)
+	p.config.listen = redistest.FreeAddr()
+	require.NoError(t, s.listen())
+	return p, limits
+}
+
+func (p *proxy) dial(t *testing.T) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", p.config.listen)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
+	return c
+}
+
+const anyRequest = "GET /events HTTP/1.1\r\nHost: h\r\n\r\n"
+
+// A client that has sent a byte more than its request and leaves does not keep its place, with and without a bound of the connections.
+func TestPlacesOfClientsThatSendMore(t *testing.T) {
+	for _, args := range [][]string{nil, {"--max-connections", "0"}} {
+		p, limits := listening(t, registry.Limit{NoRate: true, Concurrent: 1}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: 1\n\n")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}, args...)
+		c := p.dial(t)
+		_, err := io.WriteString(c, anyRequest)
+		require.NoError(t, err)
+		answers := bufio.NewReader(c)
+		for line := ""; line != "data: 1\n"; {
+			line, err = answers.ReadString('\n')
+			require.NoError(t, err)
+		}
+		require.Equal(t, 1, inside(t, limits))
+		_, err = io.WriteString(c, "\r\n")
+		require.NoError(t, err)
+		time.Sleep(20 * time.Millisecond) // so that the gateway reads it apart, usually
+		require.NoError(t, c.Close())
+		require.Eventually(t, func() bool { return inside(t, limits) == 0 && p.calls.inFlight.Load() == 0 }, 30*time.Second, time.Millisecond)
+	}
+}
+
+// Nor does it keep its place in the queue of the rate, or reach the upstream.
+func TestQueuesOfClientsThatSendMore(t *testing.T) {
+	var received atomic.Int64
+	p, _ := listening(t, registry.Limit{Rate: 0.01, WaitShare: 1e6}, func(http.ResponseWriter, *http.Request) { received.Add(1) })
+	first := p.dial(t)
+	_, err := io.WriteString(first, anyRequest)
+	require.NoError(t, err)
+	response, err := http.ReadResponse(bufio.NewReader(first), nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	var clients []net.Conn
+	for range 5 {
+		c := p.dial(t)
+		_, err := io.WriteString(c, anyRequest)
+		require.NoError(t, err)
+		clients = append(clients, c)
+	}
+	require.Eventually(t, func() bool { return p.calls.inFlight.Load() == 5 }, 30*time.Second, time.Millisecond)
+	for _, c := range clients {
+		_, err := io.WriteString(c, "\r\n")
+		require.NoError(t, err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	for _, c := range clients {
+		require.NoError(t, c.Close())
+	}
+	require.Eventually(t, func() bool { return p.calls.inFlight.Load() == 0 }, 30*time.Second, time.Millisecond)
+	require.EqualValues(t, 1, received.Load())
+}
