@@ -104,6 +104,28 @@ func TestTransportHoldsItsPlace(t *testing.T) {
 	require.Equal(t, 1, gate.free)
 }
 
+// panicking is a gate whose penalties panic.
+type panicking struct{ places }
+
+func (*panicking) Penalizes(string, int) bool { panic("policy") }
+
+// A base that breaks its contract, and a policy that panics, keep no place.
+func TestBrokenBasesAndPolicies(t *testing.T) {
+	g := &panicking{places{free: 1}}
+	tr := transport(t, g, httplimit.WithBase(base(func(*http.Request) (*http.Response, error) { return nil, nil })))
+	_, err := tr.RoundTrip(get(t, "http://upstream.test/fares"))
+	require.ErrorContains(t, err, "neither a response nor an error")
+	require.Equal(t, 1, g.free)
+
+	closed := &body{Reader: strings.NewReader("busy")}
+	tr = transport(t, g, httplimit.WithBase(base(func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{"Retry-After": {"7"}}, Body: closed}, nil
+	})))
+	require.PanicsWithValue(t, "policy", func() { _, _ = tr.RoundTrip(get(t, "http://upstream.test/fares")) })
+	require.Equal(t, 1, g.free)
+	require.EqualValues(t, 1, closed.closed.Load())
+}
+
 // leaver is a gate whose callers' contexts end while they are admitted.
 type leaver struct {
 	places

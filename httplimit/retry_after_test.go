@@ -50,6 +50,22 @@ func FuzzRetryAfter(f *testing.F) {
 	})
 }
 
+// Of several fields the first valid one counts.
+func TestSeveralRetryAfters(t *testing.T) {
+	for _, c := range []struct {
+		values []string
+		want   time.Duration
+	}{
+		{nil, 0},
+		{[]string{"", "7"}, 7 * time.Second},
+		{[]string{"soon", "7", "9"}, 7 * time.Second},
+		{[]string{"", "soon"}, 0},
+		{[]string{"0", "7"}, 0},
+	} {
+		require.Equal(t, c.want, retryAfter(http.Header{"Retry-After": c.values}, time.Now(), time.Minute), "%q", c.values)
+	}
+}
+
 func naiveDate(s string) (time.Time, bool) {
 	for _, form := range []string{"Mon, 02 Jan 2006 15:04:05 GMT", "Monday, 02-Jan-06 15:04:05 MST", "Mon Jan _2 15:04:05 2006"} {
 		if v, err := time.Parse(form, s); err == nil {

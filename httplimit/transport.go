@@ -170,25 +170,27 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// retryAfter returns the delay that a response asks for, at most longest; 0 if it has none or an invalid one. A date is
-// relative to the response's own Date, so that clocks need not agree.
+// retryAfter returns the delay that a response asks for, at most longest; 0 if it has none or only invalid ones. The first valid field counts. A
+// date is relative to the response's own Date, so that clocks need not agree.
 func retryAfter(h http.Header, now time.Time, longest time.Duration) time.Duration {
-	value := h.Get("Retry-After")
-	if digits := strings.TrimLeft(value, "0123456789"); digits == "" && value != "" {
-		seconds, err := strconv.ParseUint(value, 10, 32)
-		if err != nil { // more digits than fit
-			return longest
+	for _, value := range h["Retry-After"] {
+		if digits := strings.TrimLeft(value, "0123456789"); digits == "" && value != "" {
+			seconds, err := strconv.ParseUint(value, 10, 32)
+			if err != nil { // more digits than fit
+				return longest
+			}
+			return min(time.Duration(seconds)*time.Second, longest)
 		}
-		return min(time.Duration(seconds)*time.Second, longest)
+		until, err := http.ParseTime(value)
+		if err != nil {
+			continue
+		}
+		if date, err := http.ParseTime(h.Get("Date")); err == nil {
+			now = date
+		}
+		return max(0, min(until.Sub(now), longest))
 	}
-	until, err := http.ParseTime(value)
-	if err != nil {
-		return 0
-	}
-	if date, err := http.ParseTime(h.Get("Date")); err == nil {
-		now = date
-	}
-	return max(0, min(until.Sub(now), longest))
+	return 0
 }
 
 const refusedText = "Too Many Requests: the rate limit of this client\n"

@@ -101,3 +101,45 @@ func TestQueuesOfClientsThatSendMore(t *testing.T) {
 	require.Eventually(t, func() bool { return p.calls.inFlight.Load() == 0 }, 30*time.Second, time.Millisecond)
 	require.EqualValues(t, 1, received.Load())
 }
+
+// An informational response of the upstream keeps no field that concerns its connection.
+func TestEarlyHints(t *testing.T) {
+	p, _ := listening(t, registry.Limit{Rate: 1e6}, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\nConnection: X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=1\r\nProxy-Authenticate: x\r\n\r\n"+
+			"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		_ = conn.Close()
+	})
+	c := p.dial(t)
+	_, err := io.WriteString(c, anyRequest)
+	require.NoError(t, err)
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusEarlyHints, response.StatusCode)
+	require.Equal(t, http.Header{"Link": {"</a.css>"}}, response.Header)
+}
+
+// --upstream-idle bounds the connections that are kept.
+func TestIdleUpstreamConnections(t *testing.T) {
+	for idle, want := range map[string]int64{"0": 3, "1": 1} {
+		var opened atomic.Int64
+		upstream := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		upstream.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+			if s == http.StateNew {
+				opened.Add(1)
+			}
+		}
+		upstream.Start()
+		t.Cleanup(upstream.Close)
+		server := newTestProxy(t, &keys{}, "--upstream", upstream.URL, "--upstream-idle", idle)
+		for range 3 {
+			status, _, _ := send(t, server, "/fares", nil)
+			require.Equal(t, http.StatusOK, status)
+		}
+		require.Equal(t, want, opened.Load())
+	}
+}

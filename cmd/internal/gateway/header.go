@@ -94,6 +94,23 @@ func (f *fields) hopByHop(h http.Header) bool {
 	return false
 }
 
+// hopFields are the fields that concern one connection only.
+var hopFields = []string{
+	"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// dropHopByHop removes the fields that concern one connection only, and those that Connection names.
+func dropHopByHop(h http.Header) {
+	for _, list := range h["Connection"] {
+		for name := range strings.SplitSeq(list, ",") {
+			h.Del(strings.Trim(name, " \t"))
+		}
+	}
+	for _, name := range hopFields {
+		delete(h, name)
+	}
+}
+
 // restrictUpgrade removes an upgrade to a protocol that is not allowed. Without that, calls on an HTTP/2 connection to the upstream would not
 // be counted.
 func restrictUpgrade(h http.Header, allowed []string) {

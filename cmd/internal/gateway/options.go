@@ -39,6 +39,8 @@ type trafficOptions struct {
 	listen          string
 	upstreams       []string
 	upstreamTimeout time.Duration
+	upstreamIdle    int
+	upstreamIdleFor time.Duration
 	bodyTimeout     time.Duration
 	bodyRate        int
 	responseTimeout time.Duration
@@ -129,6 +131,8 @@ func (o *trafficOptions) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.upstreams, "upstream", nil, "`URL` to forward to, or /prefix=URL for some paths; may be repeated. The longest prefix "+
 		"wins, in whole segments; the path is forwarded with its prefix, appended to that of the URL")
 	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "time until an upstream's response begins; 0: no limit")
+	f.IntVar(&o.upstreamIdle, "upstream-idle", 256, "maximum number of idle connections that are kept for each upstream; 0: each call has a connection of its own")
+	f.DurationVar(&o.upstreamIdleFor, "upstream-idle-timeout", 90*time.Second, "time after which an idle connection to an upstream is closed; 0: no limit. Shorter than the upstream's own")
 	f.DurationVar(&o.bodyTimeout, "body-timeout", time.Minute, "how long a client may send no byte of its body while the gateway waits for it; then the "+
 		"call ends with 408. 0: no limit")
 	f.IntVar(&o.bodyRate, "body-rate", 1000, "bytes per second of its body that a client must send while the gateway waits for them; "+
@@ -282,6 +286,7 @@ func (c *config) checkNumbers() error {
 		least, most time.Duration
 	}{
 		{"upstream-timeout", c.upstreamTimeout, 0, time.Hour},
+		{"upstream-idle-timeout", c.upstreamIdleFor, 0, time.Hour},
 		{"body-timeout", c.bodyTimeout, 0, time.Hour},
 		{"response-timeout", c.responseTimeout, 0, time.Hour},
 		{"header-timeout", c.headerTimeout, time.Second, time.Hour},
@@ -310,6 +315,7 @@ func (c *config) checkNumbers() error {
 		flag               string
 		value, least, most int
 	}{
+		{"upstream-idle", c.upstreamIdle, 0, 1 << 20},
 		{"body-rate", c.bodyRate, 0, 1 << 30},
 		{"response-rate", c.responseRate, 0, 1 << 30},
 		{"max-header-bytes", c.maxHeaderBytes, 1 << 10, 1 << 20},

@@ -36,6 +36,9 @@ func (w *outgoing) allow(n int) {
 
 // WriteHeader implements http.ResponseWriter.
 func (w *outgoing) WriteHeader(status int) {
+	if status < 200 && status != http.StatusSwitchingProtocols { // ReverseProxy copies all fields of the upstream's 1xx responses
+		dropHopByHop(w.Header())
+	}
 	w.allow(0)
 	w.ResponseWriter.WriteHeader(status)
 }

@@ -84,8 +84,9 @@ func newProxy(c *config, log *slog.Logger) (*proxy, error) {
 		return &upstreamConn{Conn: conn}, nil
 	}
 	base.ResponseHeaderTimeout = c.upstreamTimeout
-	base.MaxIdleConns, base.MaxIdleConnsPerHost = 0, 256
-	base.DisableCompression = true // bodies are forwarded unchanged
+	base.MaxIdleConns, base.MaxIdleConnsPerHost, base.IdleConnTimeout = 0, c.upstreamIdle, c.upstreamIdleFor
+	base.DisableKeepAlives = c.upstreamIdle == 0 // MaxIdleConnsPerHost 0 would be 2
+	base.DisableCompression = true               // bodies are forwarded unchanged
 	p := &proxy{config: c, log: log, base: base, metrics: m, requests: context.Background()}
 	p.live.Store(c)
 	return p, nil

@@ -1,7 +1,11 @@
 package gateway
 
 import (
+	"bufio"
 	"context"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -12,6 +16,42 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
+
+// A client may close its direction of an upgraded stream, and gets what the upstream replies to all that it has sent.
+func TestHalfClosedUpgrades(t *testing.T) {
+	for name, row := range map[string]registry.Limit{"rate": {Rate: 1e6}, "concurrency": {NoRate: true, Concurrent: 1}} {
+		for _, args := range [][]string{nil, {"--inbound"}, {"--max-connections", "0"}} {
+			p, limits := listening(t, row, func(w http.ResponseWriter, _ *http.Request) {
+				conn, buffered, err := w.(http.Hijacker).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer func() { _ = conn.Close() }()
+				_, _ = conn.Write([]byte("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"))
+				all, _ := io.ReadAll(buffered)
+				_, _ = fmt.Fprintf(conn, "%d bytes", len(all))
+			}, args...)
+			c := p.dial(t)
+			_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			require.NoError(t, err)
+			answers := bufio.NewReader(c)
+			response, err := http.ReadResponse(answers, nil)
+			require.NoError(t, err)
+			require.Equal(t, http.StatusSwitchingProtocols, response.StatusCode)
+			_, err = c.Write(make([]byte, 100_000))
+			require.NoError(t, err)
+			require.NoError(t, c.(*net.TCPConn).CloseWrite())
+			text, err := io.ReadAll(answers)
+			require.NoError(t, err)
+			require.Equal(t, "100000 bytes", string(text), "%s %v", name, args)
+			require.Eventually(t, func() bool { return p.calls.inFlight.Load() == 0 }, 30*time.Second, time.Millisecond)
+			if row.Concurrent > 0 {
+				require.Zero(t, inside(t, limits))
+			}
+		}
+	}
+}
 
 // An upstream that switches to a protocol that the client has not requested keeps no place, although its response is never closed.
 func TestUnaskedUpgradeKeepsNoPlace(t *testing.T) {
