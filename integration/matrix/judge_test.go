@@ -146,14 +146,14 @@ func (c judgement) bound() {
 }
 
 // sum judges what is left after Close: what was used and what is stored are what the rate has made. Permits that are owed to nobody may be
-// missing only if two queues took turns: behind those of another one, unused permits lapse.
+// missing only if two queues took turns, or calls were charged: behind the permits of another queue, or a charge, unused ones lapse.
 func (c judgement) sum() {
 	if c.Free || c.Second || c.AsOf == 0 || c.has("warm-up") {
 		return
 	}
 	made, sum := c.possible(0, c.AsOf), float64(c.used(-1, c.AsOf))+c.Stored-c.Owed
 	lapsed, lateness := 1.0, 0.0
-	if c.world.processes > 1 || c.has("Low", "Lowest") {
+	if c.world.processes > 1 || c.has("Low", "Lowest", "Settle up") {
 		lapsed += c.owned()
 	}
 	if c.has("NewQuota", "SetQuota") { // they store one permit only
