@@ -37,13 +37,16 @@ const (
 // known are the cells that do not hold yet, and what mends them. An empty name is any feature.
 var known = []struct{ one, other, item string }{
 	{"row that changes", "", "a limiter that a registry gives away does not follow its row"},
-	{"All", "Return", "a group's permits that come back behind another process's lapse, those of a limiter do not"},
+	{"All", "Return", groupBehindAnother},
+	{"All", "Cancel", groupBehindAnother},
 	{"Settle down", "Return", behindAnother},
 	{"SettleLater", "Return", behindAnother},
 	{"Settle down", "", overtakenBySettling},
 	{"SettleLater", "", overtakenBySettling},
 	{"warm-up", "Penalize", "a penalty costs a warm-up as many permits again as a cold start"},
 }
+
+const groupBehindAnother = "a group's permits that come back behind another process's lapse, those of a limiter do not"
 
 const behindAnother = "permits that are due and come back behind a settlement of another process lapse"
 
