@@ -15,7 +15,7 @@ type feature struct {
 	name string
 	// limit changes how the limiters of the cell are made.
 	limit func(c *cell, s *spec)
-	// face returns the limiter that half of the callers use instead of l, or all of them if both features have one.
+	// face returns the limiter of a lower priority, which some of the callers use instead of l. The others use l.
 	face func(l *tb.RateLimiter) *tb.RateLimiter
 	// target returns what the callers call: a group or a choice of which the limiter is a member.
 	target func(c *cell, s *spec, store tb.Store, l *tb.RateLimiter) (target, error)
