@@ -115,8 +115,8 @@ func TestFormWritesColumns(t *testing.T) {
 	at, rows := serveTable(t)
 	p := open(t, at+"change?name=%2Fibe%2FAvailFare", signedIn())
 	p.waitFor(`document.getElementById("now")?.textContent.includes("traffic")`)
-	require.Equal(t, "500", eval[string](p, `document.querySelector('[name="cache"]').value`))
-	p.write(`[name="cache"]`, "125")
+	require.Equal(t, "500", eval[string](p, `document.querySelector('[name="max_wait"]').value`))
+	p.write(`[name="max_wait"]`, "125")
 	p.do(chromedp.Click(`[name="shadow"]`))
 	p.waitFor(`document.getElementById("preview").textContent.includes("in shadow: 5/s, saves up 5, waits up to 125 ms")`)
 	p.write(`[name="concurrent"]`, "1")
@@ -127,10 +127,10 @@ func TestFormWritesColumns(t *testing.T) {
 	p.write(`[name="rate"]`, "5")
 	p.write(`[name="concurrent"]`, " ")
 	p.do(chromedp.SendKeys("#why", "tried"), chromedp.Click("#save"))
-	p.waitFor(`document.getElementById("done").textContent.includes("Shadow no → yes, Longest wait 500 ms → 125 ms")`)
-	var cache, shadow string
-	require.NoError(t, rows.db.QueryRow("SELECT CAST(cache AS TEXT), CAST(shadow AS TEXT) FROM t_ratelimite_conf").Scan(&cache, &shadow))
-	require.Equal(t, []string{"0.125", "1"}, []string{cache, shadow})
+	p.waitFor(`document.getElementById("done").textContent.includes("Shadow no → yes, Max wait 500 ms → 125 ms")`)
+	var wait, shadow string
+	require.NoError(t, rows.db.QueryRow("SELECT CAST(max_wait AS TEXT), CAST(shadow AS TEXT) FROM t_ratelimite_conf").Scan(&wait, &shadow))
+	require.Equal(t, []string{"0.125", "1"}, []string{wait, shadow})
 }
 
 // A name that turns the text round or ends the line is shown with these characters escaped.
