@@ -187,15 +187,16 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 	if a.Limiter == nil {
 		return nil, nil
 	}
-	r := a.early
-	if a.early = nil; r != nil {
-		r.wait()
+	if early := a.early; early != nil {
+		a.early = nil
+		early.wait()
+		a.reservation, a.reserved, a.grant, err = early.reservation, early.at, early.grant, early.err
 	} else {
-		r = new(reserved)
-		a.ask(ctx, r)
+		a.reservation, err = a.ask(ctx, &a.grant)
+		a.reserved = time.Now()
 	}
-	if a.reservation, a.reserved, a.grant = r.reservation, r.at, r.grant; r.err != nil {
-		return nil, r.err
+	if err != nil {
+		return nil, err
 	}
 	switch {
 	case !a.reservation.OK():
@@ -209,9 +210,8 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 }
 
 // ask asks the rate for the permits of the call.
-func (a *attempt) ask(ctx context.Context, r *reserved) {
-	r.reservation, r.err = gate.Reserve(r.grant.under(ctx), a.Limiter, a.Cost, a.Wait)
-	r.at = time.Now()
+func (a *attempt) ask(ctx context.Context, grant *tentative) (*tokenbucket.Reservation, error) {
+	return gate.Reserve(grant.under(ctx), a.Limiter, a.Cost, a.Wait)
 }
 
 // approaches waits until a lead before the permits are due. A call that may wait for a place gives its permits back and queues as soon as
@@ -304,7 +304,10 @@ func (a *attempt) queue(ctx context.Context) (refused *gate.Admission, err error
 	began := time.Now()
 	var e *early
 	if a.Limiter != nil && a.remote {
-		e = a.slot.line.join(func(r *reserved) { a.ask(ctx, r) })
+		e = a.slot.line.join(func(r *reserved) {
+			r.reservation, r.err = a.ask(ctx, &r.grant)
+			r.at = time.Now()
+		})
 	}
 	a.slot.queueing.Add(1)
 	a.slot.approach.summon()
