@@ -19,7 +19,9 @@ import (
 // are given back. If the window stays full for longer than the call may wait, the call is refused at once.
 //
 // If no place is free and the row lets calls wait for one (Limit.ConcurrentWait), the call gives its permit back, waits in turn, holding
-// nothing, and asks for its permit again once it has its place. So it waits at most twice for the rate and once for a place.
+// nothing, and asks for its permit again once it has its place. So it waits at most twice for the rate and once for a place. While a place of a
+// fleet is released, the first call that waits for one in this process asks for its permit already. Once a call waits for a place, calls
+// that wait for their permits give them back and join it.
 //
 // A place of a fleet is a lease that is renewed until Leave (package semaphore). A lease that is lost earlier is logged.
 func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, error) {

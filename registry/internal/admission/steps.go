@@ -20,7 +20,16 @@ package admission
 //
 // A row may let its calls wait for a place (Call.PlaceWait). If step 3 finds none, the call gives its permits back, waits in the semaphore's
 // queue, and then begins again at step 2 with its place. So a call waits for a place with empty hands: permits that fall due in the
-// meantime would lapse, or let the calls that got places together begin together, beyond the rate. Two other orders were considered:
+// meantime would lapse, or let the calls that got places together begin together, beyond the rate. Three things keep the places in use:
+//
+//   - The bucket of a row with a concurrency saves up at least one permit (size in registry/words.go), so a place does not wait for an interval
+//     in which no call has begun. One permit of the bucket does for a fleet what a permit in the hands of each process would do beyond the rate.
+//   - When a place of a fleet is released, the first call of this process that waits for one reserves its permits at the same time (line). It
+//     has both after one round trip. If another process gets the place, the permits go back.
+//   - Once a call has found no place, those of this process that wait for their permits in step 2 queue, too (approach). Otherwise their
+//     permits would fall due, one by one, for places that are not free, and a call with a place would wait behind them.
+//
+// Two other orders were considered:
 //
 //   - The place first, always: calls that wait for the rate would hold places. With 100/s, a wait of half a second and 20 places, the first
 //     20 callers hold all places, and fewer calls run than the row allows.
