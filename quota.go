@@ -48,6 +48,12 @@ func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, op
 // SetQuota changes a quota for the whole fleet, as [RateLimiter.SetRateAndBurst] changes another limit. Windows that begin before the change
 // count under neither: at most n of the old quota and n of the new one fall into them. A limiter that [NewQuota] did not return gets
 // [ErrInvalidConfig].
+//
+// A quota with a longer interval, (window + jitter) / n, holds in every window that begins after SetQuota has returned, as far as this process
+// is concerned. Its waiters and reservations that are not due give up their permits, and ask for others under the new quota: first the
+// reservations, in their order, then the callers. So a reservation that is not due moves back, and [Reservation.Delay] grows. A caller that sleeps for the
+// Delay that it read before goes earlier than its permit is due. Another process does the same with the next reply that shows the change: within half a
+// second while it has waiters or reservations. Permits that cannot go back, because another process has taken permits behind them, lapse.
 func (l *RateLimiter) SetQuota(ctx context.Context, n int, window, jitter time.Duration) error {
 	q := quota{n, window, jitter}
 	if l.quota == nil {

@@ -2,6 +2,8 @@ package tokenbucket_test
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // upstream counts the calls of several processes by a fake clock, when their permits are due.
@@ -19,7 +22,8 @@ type upstream struct {
 	t         *testing.T
 	clock     *clockwork.FakeClock
 	processes []*tb.RateLimiter
-	ctx       context.Context // ends with the test
+	ctx       context.Context                   // ends with the test
+	given     map[*tb.Reservation]chan struct{} // closed when the reservation is cancelled
 
 	ended sync.WaitGroup // of all calls
 
@@ -30,7 +34,7 @@ type upstream struct {
 
 // newUpstream returns the upstream of processes with a quota.
 func newUpstream(t *testing.T, clock *clockwork.FakeClock, processes, n int, window time.Duration, open func() tb.Store) *upstream {
-	u := &upstream{t: t, clock: clock}
+	u := &upstream{t: t, clock: clock, given: map[*tb.Reservation]chan struct{}{}}
 	var cancel func()
 	u.ctx, cancel = context.WithCancel(ctx)
 	t.Cleanup(func() {
@@ -38,7 +42,7 @@ func newUpstream(t *testing.T, clock *clockwork.FakeClock, processes, n int, win
 		u.ended.Wait()
 	})
 	for range processes {
-		l, err := tb.NewQuota("x", n, window, 0, tb.WithStore(open()), patient, tb.WithClock(clock))
+		l, err := tb.NewQuota(t.Name(), n, window, 0, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		u.processes = append(u.processes, l)
 	}
@@ -83,18 +87,24 @@ func (u *upstream) reserve(process, n int) (all []*tb.Reservation) {
 }
 
 func (u *upstream) await(r *tb.Reservation) {
-	if ready(r) {
-		u.begin(func() bool { return true })
-		return
-	}
+	given := make(chan struct{})
+	u.given[r] = given
 	u.begin(func() bool {
 		select {
 		case <-r.Ready():
 			return true
+		case <-given:
 		case <-u.ctx.Done():
-			return false
 		}
+		return ready(r)
 	})
+}
+
+// cancel cancels a reservation, unless it is due.
+func (u *upstream) cancel(r *tb.Reservation) {
+	require.NoError(u.t, r.Cancel(ctx))
+	close(u.given[r])
+	u.rest()
 }
 
 // rest waits until all processes wait for the clock, and returns when the first alarm rings.
@@ -340,5 +350,79 @@ func isClosed(c <-chan struct{}) bool {
 		return true
 	default:
 		return false
+	}
+}
+
+// In random sequences of all calls of one process, every window that begins after a SetQuota has returned, and ends before the next, has at most the
+// new quota.
+func TestRandomQuotas(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		random := redistest.Seed(t)
+		for round := range tb.Sized(40, 8) {
+			if !t.Run(fmt.Sprint(round), func(t *testing.T) { randomQuotas(t, random, clock, open) }) {
+				return
+			}
+		}
+	})
+}
+
+// setQuota is a quota from a time on.
+type setQuota struct {
+	from   time.Time
+	n      int
+	window time.Duration
+}
+
+func randomQuotas(t *testing.T, random *rand.Rand, clock *clockwork.FakeClock, open func() tb.Store) {
+	draw := func() (int, time.Duration) {
+		return []int{1, 2, 5, 20, 100}[random.IntN(5)], []time.Duration{time.Second, 3 * time.Second, 20 * time.Second}[random.IntN(3)]
+	}
+	n, window := draw()
+	u := newUpstream(t, clock, 1, n, window, open)
+	l := u.processes[0]
+	set := []setQuota{{clock.Now(), n, window}}
+	var held []*tb.Reservation
+	for range 60 {
+		switch random.IntN(6) {
+		case 0:
+			n, window := draw()
+			require.NoError(t, l.SetQuota(ctx, n, window, 0))
+			u.rest()
+			set = append(set, setQuota{clock.Now().Add(1), n, window})
+		case 1:
+			held = append(held, u.reserve(0, random.IntN(30))...)
+		case 2:
+			u.acquire(0, random.IntN(30))
+		case 3:
+			for range random.IntN(10) {
+				timeout := time.Duration(random.Int64N(5e6)) * time.Microsecond
+				u.begin(func() bool {
+					granted, err := l.TryAcquire(u.ctx, 1, timeout)
+					return err == nil && granted
+				})
+				u.rest()
+			}
+		case 4:
+			for range min(len(held), random.IntN(40)) {
+				i := random.IntN(len(held))
+				u.cancel(held[i])
+				held = slices.Delete(held, i, i+1)
+			}
+		default:
+			u.advance(time.Duration(random.Int64N(4e6)) * time.Microsecond)
+		}
+	}
+	u.advance(time.Minute)
+	for i, q := range set {
+		calls := u.since(q.from)
+		if i+1 < len(set) {
+			after := slices.IndexFunc(calls, func(at time.Time) bool { return !at.Before(set[i+1].from) })
+			if after >= 0 {
+				calls = calls[:after]
+			}
+		}
+		for j := q.n; j < len(calls); j++ {
+			require.GreaterOrEqual(t, calls[j].Sub(calls[j-q.n]), q.window-time.Duration(q.n)*time.Microsecond, "quota %d of %v", i, set)
+		}
 	}
 }
