@@ -31,6 +31,8 @@ func (s *recorder) Decide(ctx context.Context, b *permit.Batch) error {
 			ops = append(ops, "penalty")
 		case permit.Reset:
 			ops = append(ops, "reset")
+		case permit.SetRate:
+			ops = append(ops, "rate")
 		default:
 			ops = append(ops, fmt.Sprintf("take %d", r.Permits))
 		}
@@ -75,8 +77,8 @@ func giveBack(t *testing.T, l *Limiter, q *Call) func() {
 	}
 }
 
-// The calls that arrive while a batch is in flight share the next one, in the order of their arrival. But a penalty is the first call of its
-// batch, and a reset the first request of its own (Q2).
+// The calls that arrive while a batch is in flight share the next one, in the order of their arrival. But a penalty and a change of the
+// rate are the first call of their batch, and a reset is the first request of its own (Q2).
 func TestOrderOfABatch(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, l, call := opened(10)
@@ -86,10 +88,12 @@ func TestOrderOfABatch(t *testing.T) {
 		call(func() { reserveFor(l, 2) })
 		call(func() { operate(l, permit.Hold) })
 		call(func() { reserveFor(l, 4) })
+		call(func() { operate(l, permit.SetRate) })
+		call(func() { reserveFor(l, 5) })
 		call(giveBack(t, l, unused))
 		call(func() { operate(l, permit.Reset) })
 		time.Sleep(time.Second)
-		require.Equal(t, []string{"refund 1, take 2", "penalty, take 4", "reset"}, s.since(begun))
+		require.Equal(t, []string{"refund 1, take 2", "penalty, take 4", "rate, take 5", "reset"}, s.since(begun)[:4])
 	})
 }
 
