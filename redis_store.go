@@ -37,6 +37,9 @@ type RedisClient interface {
 // A batch takes three round trips, or two if no other process has changed the bucket since this process did. While others wait for the
 // lock, a process with more requests keeps it for up to sixteen batches, one round trip each, because handing it over takes longer.
 //
+// While the slot of a bucket moves to another server of a cluster, its lock may be on the other server. RedisStore then decides by the script
+// of [RedisScriptStore].
+//
 // RedisStore and [RedisScriptStore] share keys, and may be mixed on one bucket. The time is that of the Redis server. Both need Redis 6 or
 // later with scripts. The commands are EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, SET, DEL, EXISTS, PTTL and PEXPIRE; with [LocalShare] also
 // ZADD, ZREMRANGEBYSCORE and ZCARD. Both are safe for concurrent use.

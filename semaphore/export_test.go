@@ -32,3 +32,6 @@ func LeftOf(s *Semaphore) (live, sent, held int) {
 	defer e.mu.Unlock()
 	return e.waiters.live, len(e.waiters.sent), len(e.held.permits)
 }
+
+// The scripts of a slot that moves.
+var PackScript, LeasesScript = &packScript, &leasesScript

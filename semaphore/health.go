@@ -66,8 +66,9 @@ func (h *health) landed(requests int, elapsed time.Duration, err error) {
 	if o := h.observer; o != nil && o.Trip != nil {
 		o.Trip(Trip{Semaphore: h.name, Requests: requests, Elapsed: elapsed, Err: err})
 	}
+	var partial *store.Partial
 	switch {
-	case err == nil:
+	case err == nil, errors.As(err, &partial):
 		h.monitor.Answered(elapsed)
 	case errors.Is(err, ErrStoreUnavailable):
 		h.monitor.Failed()

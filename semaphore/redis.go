@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
@@ -69,7 +70,8 @@ type redisStore struct {
 	client  RedisClient
 	keys    [6]string
 	channel string
-	quiet   atomic.Bool // according to the last reply, lua/quiet.lua can decide the next batch
+	quiet   atomic.Bool  // according to the last reply, lua/quiet.lua can decide the next batch
+	apartAt atomic.Int64 // clock.Mono when the keys were last found on two servers; 0 if never
 }
 
 var (
@@ -79,11 +81,17 @@ var (
 	applySource string
 	//go:embed lua/holders.lua
 	holdersSource string
+	//go:embed lua/leases.lua
+	leasesSource string
+	//go:embed lua/pack.lua
+	packSource string
 	//go:embed lua/stats.lua
 	statsSource string
 
 	applyScript   = script.New(parseSource + applySource)
 	holdersScript = script.New(parseSource + holdersSource)
+	leasesScript  = script.New(leasesSource)
+	packScript    = script.New(packSource)
 	statsScript   = script.New(parseSource + statsSource)
 	probeScript   = script.New("redis.call('HSET', KEYS[1], '', '') redis.call('PEXPIRE', KEYS[1], 1000) return {}")
 )
@@ -106,7 +114,17 @@ func (r *redisStore) applyBy(ctx context.Context, client script.Client, b *store
 
 // step runs lua/apply.lua. If it returns unfinished, the script must run again for Enter.
 func (r *redisStore) step(ctx context.Context, client script.Client, b *store.Batch) (_ *store.Report, unfinished bool, _ error) {
-	reply, err := applyScript.Run(ctx, client, len(r.keys), r.arguments(b)...)
+	if r.moves() {
+		return nil, false, r.partly(ctx, client, b, errApart)
+	}
+	reply, err := applyScript.RunTogether(ctx, client, len(r.keys), r.arguments(r.keys[:], b)...)
+	if script.KeysApart(err) {
+		reply, err = r.moving(ctx, client, b)
+	}
+	if script.KeysApart(err) {
+		r.apartAt.Store(int64(clock.Mono()))
+		return nil, false, r.partly(ctx, client, b, err)
+	}
 	if err != nil {
 		return nil, false, r.failed(ctx, client, err)
 	}
@@ -120,10 +138,10 @@ func (r *redisStore) step(ctx context.Context, client script.Client, b *store.Ba
 	return report, unfinished, nil
 }
 
-// arguments returns the keys and arguments of lua/apply.lua.
-func (r *redisStore) arguments(b *store.Batch) []string {
-	args := make([]string, 0, len(r.keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
-	args = append(args, r.keys[:]...)
+// arguments returns the given keys and the arguments of lua/apply.lua.
+func (r *redisStore) arguments(keys []string, b *store.Batch) []string {
+	args := make([]string, 0, len(keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
+	args = append(args, keys...)
 	integers := func(ns ...int64) {
 		for _, n := range ns {
 			args = append(args, strconv.FormatInt(n, 10))

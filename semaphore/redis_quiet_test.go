@@ -337,3 +337,69 @@ func TestQuietAfterTheClockWentBack(t *testing.T) {
 		return quietOf(t, client, state) != nil
 	}, 30*time.Second, 100*time.Millisecond)
 }
+
+// While a slot moves, lua/leases.lua ends and renews leases, and lua/pack.lua puts a state with waiters into one key. Holders keep their permits and
+// fences. The process of a dropped waiter learns that it has to enter again.
+func TestPackedWhileRequestsWait(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	name := fmt.Sprint(t.Name(), time.Now().UnixNano())
+	s, err := semaphore.NewRedis(client, name, 2)
+	require.NoError(t, err)
+	st := semaphore.StoreOf(s)
+	key := func(part string) string { return "semaphore:{" + name + "}:" + part }
+	const second = 1_000_000
+	apply := func(process string, b store.Batch) *store.Report {
+		t.Helper()
+		b.Process, b.Permits, b.LeaseMicros, b.PatienceMicros, b.AliveMicros = process, 2, 60*second, 60*second, 60*second
+		r, err := st.Apply(ctx, &b)
+		require.NoError(t, err)
+		return r
+	}
+	enter := func(ids ...string) (b store.Batch) {
+		for _, id := range ids {
+			b.Enter = append(b.Enter, store.Entry{ID: id, Permits: 1, Wait: true})
+		}
+		return b
+	}
+	r := apply("one", enter("a", "b", "c"))
+	require.Equal(t, store.Queued, r.Entered[2].Outcome)
+	fence := r.Entered[1].Fence
+	r = apply("one", store.Batch{})
+	require.False(t, r.Fresh)
+	was := client.ZScore(ctx, key("held"), "b").Val()
+
+	reply, err := semaphore.LeasesScript.Run(ctx, client, 1, key("held"), "120000000", "3", "a", "c", "unknown", "b", "unknown")
+	require.NoError(t, err)
+	require.Equal(t, []string{"1", "0", "0", "1", "0"}, reply[1:])
+	require.Zero(t, client.ZScore(ctx, key("held"), "a").Val())
+	renewed := client.ZScore(ctx, key("held"), "b").Val()
+	require.Greater(t, renewed, was+50*second)
+
+	parts := []string{key("state"), key("held"), key("info"), key("queue"), key("procs")}
+	reply, err = semaphore.PackScript.Run(ctx, client, len(parts), parts...)
+	require.NoError(t, err)
+	require.Equal(t, []string{"1"}, reply)
+	require.Zero(t, client.Exists(ctx, parts[1:]...).Val())
+	q := quietOf(t, client, key("state"))
+	require.NotNil(t, q)
+	require.Equal(t, []float64{1, renewed}, []float64{q.Used, q.First})
+	holders, err := st.Holders(ctx)
+	require.NoError(t, err)
+	require.Len(t, holders, 1)
+	require.Equal(t, "b", holders[0].ID)
+	require.Equal(t, fence, holders[0].Fence)
+	reply, err = semaphore.PackScript.Run(ctx, client, 1, parts[0])
+	require.NoError(t, err)
+	require.Empty(t, reply, "it is there already")
+
+	r = apply("two", enter("d"))
+	require.Equal(t, store.Granted, r.Entered[0].Outcome)
+	require.Greater(t, r.Entered[0].Fence, fence)
+	r = apply("one", store.Batch{Renew: []string{"b"}, Leave: []string{"a"}})
+	require.True(t, r.Fresh, "c has to enter again")
+	require.Equal(t, []bool{true}, r.Renewed)
+	require.Equal(t, []store.Standing{store.Gone}, r.Left)
+	require.Equal(t, store.Queued, apply("one", enter("c")).Entered[0].Outcome)
+	apply("two", store.Batch{Leave: []string{"d"}})
+	require.Equal(t, store.Granted, apply("one", enter("c")).Entered[0].Outcome)
+}

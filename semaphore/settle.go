@@ -2,6 +2,7 @@ package semaphore
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
@@ -17,6 +18,7 @@ func (s *source) Land(f *flight, report *store.Report, err error, late bool) {
 	if s.flight == f {
 		s.flight = nil
 	}
+	var partial *store.Partial
 	err = wrap(c.name, err)
 	if !late {
 		c.transport.note(err)
@@ -25,6 +27,8 @@ func (s *source) Land(f *flight, report *store.Report, err error, late bool) {
 	switch {
 	case late:
 		s.settleLate(f, report, err, now)
+	case errors.As(err, &partial):
+		s.partly(f, partial, now)
 	case err != nil:
 		s.failed(f, err, now)
 	case report.Late:
@@ -50,6 +54,7 @@ func (s *source) putBack(f *flight, report *store.Report, now time.Duration) {
 func (s *source) settle(f *flight, report *store.Report, now time.Duration) {
 	c := s.coordinator
 	c.health.recovered()
+	c.waiters.apart = false
 	c.view.update(report, f.sent, now, c.heartbeat)
 	if f.change != nil {
 		f.change.settle(c.name, report)
@@ -109,15 +114,52 @@ func (s *source) admittedHere(f *flight, report *store.Report, now time.Duration
 // settleLate releases the permits of a batch whose report came after its deadline. The coordinator's mu must be held.
 func (s *source) settleLate(f *flight, report *store.Report, err error, now time.Duration) {
 	c := s.coordinator
-	if err != nil || report.Late {
-		return
+	var entered []store.Result
+	if partial := (*store.Partial)(nil); errors.As(err, &partial) {
+		entered = partial.Entered
+	} else if err == nil && !report.Late {
+		entered = report.Entered
 	}
-	for i, r := range f.enter {
-		if o := report.Entered[i].Outcome; r.done && (o == store.Granted || o == store.Queued) && c.held.permits[r.id] == nil {
+	for i, a := range entered {
+		r := f.enter[i]
+		if o := a.Outcome; r.done && (o == store.Granted || o == store.Queued) && c.held.permits[r.id] == nil {
 			c.releases.add(r.id, now, c.lease)
 		}
 	}
-	s.admittedHere(f, report, now)
+	if err == nil && !report.Late {
+		s.admittedHere(f, report, now)
+	}
+}
+
+// partly hands out the results of a batch that was decided in part, and queues the rest again. The coordinator's mu must be held.
+func (s *source) partly(f *flight, p *store.Partial, now time.Duration) {
+	c := s.coordinator
+	c.health.failed(now)
+	c.limits.putBack(f.change)
+	for i, was := range p.Left {
+		if l := f.releases[i]; was == store.Holding {
+			l.was = was
+			l.finish(nil)
+		}
+	}
+	c.releases.putBack(slices.DeleteFunc(f.releases, func(l *release) bool { return l.was == store.Holding }))
+	c.held.renewAgain(f.renew, now)
+	for i, ok := range p.Renewed {
+		if ok {
+			c.held.renewed(f.renew[i], true, f.sent)
+		}
+	}
+	for i, a := range p.Entered {
+		c.entered(f.enter[i], a, f.sent, now)
+	}
+	c.waiters.putOff(f.enter[len(p.Entered):])
+	if p.Fresh && c.waiters.notOf(f) {
+		c.waiters.askAgain(nil)
+	}
+	c.view.pause(c.health.notUntil)
+	if !c.closed && len(c.waiters.sent) > 0 {
+		c.listener.listen(now)
+	}
 }
 
 // failed handles a batch that failed. It is unknown whether the store has decided it. The coordinator's mu must be held.

@@ -30,6 +30,7 @@ type waiters struct {
 	fresh  []*request
 	resend []*request
 	sent   map[string]*request
+	apart  bool // the last batch was decided in part: requests were put off
 }
 
 func newWaiters() waiters { return waiters{sent: map[string]*request{}} }
@@ -48,10 +49,10 @@ func (w *waiters) add(r *request, most int) bool {
 }
 
 // take removes and returns the requests of the next batch. The first resent of them were sent before; if calm is false, there are none of
-// these.
+// these, unless they were put off: newer requests would overtake them.
 func (w *waiters) take(calm bool) (enter []*request, resent int) {
 	wanted := func(r *request) bool { return !r.done }
-	if calm {
+	if calm || w.apart {
 		enter, w.resend = cut(w.resend, wanted)
 	}
 	resent = len(enter)
@@ -103,6 +104,26 @@ func (w *waiters) finish(r *request, p *Permit, err error) {
 	close(r.ready)
 }
 
+// putOff queues requests again that the store could not decide, although it is available. Those that wait do so as in the store's queue, until
+// their own timeouts; the others wait for their first reply.
+func (w *waiters) putOff(enter []*request) {
+	var wait, others []*request
+	for _, r := range enter {
+		switch {
+		case r.done:
+		case r.wait:
+			r.queued = true
+			wait = append(wait, r)
+		default:
+			w.forget(r)
+			others = append(others, r)
+		}
+	}
+	w.resend = append(wait, w.resend...)
+	w.fresh = append(others, w.fresh...)
+	w.apart = true
+}
+
 // queued returns the requests that wait for permits in the store's queue. It leaves out those that wait until no permit is held.
 func (w *waiters) queued() (all []*request) {
 	for _, r := range w.sent {
@@ -142,7 +163,7 @@ func (w *waiters) askAgain(but *flight) {
 	}
 	slices.SortFunc(w.resend, func(a, b *request) int {
 		if a.ticket == 0 || b.ticket == 0 { // without a ticket: behind all others
-			return cmp.Compare(b.ticket, a.ticket)
+			return cmp.Or(cmp.Compare(b.ticket, a.ticket), cmp.Compare(a.since, b.since))
 		}
 		return cmp.Compare(a.ticket, b.ticket)
 	})

@@ -25,7 +25,28 @@ type joint struct {
 	at       int64 // of the predictions; 0 if there are none
 	held     int   // the member whose lock another process holds
 	keys     []string
-	text     string // of the joint requests
+	declared []string // the keys that a script declares; nil: keys
+	text     string   // of the joint requests
+}
+
+// moves makes the script declare the keys of the buckets alone, without their locks; once it does, only those of the buckets that exist.
+func (j *joint) moves(ctx context.Context, apart error) (err error) {
+	j.members[0].session.apart(apart)
+	buckets := j.bucketKeys()
+	if j.declared == nil {
+		j.declared = buckets
+	} else {
+		j.declared, err = j.existing(ctx, buckets)
+	}
+	return err
+}
+
+// bucketKeys returns the keys of the buckets.
+func (j *joint) bucketKeys() (keys []string) {
+	for i := range j.members {
+		keys = append(keys, j.members[i].session.bucket)
+	}
+	return keys
 }
 
 // newJoint returns an attempt. free must be called when it is no longer used.
@@ -41,6 +62,9 @@ func (s *Store) newJoint(ctx context.Context, g *permit.Group) (j *joint, free f
 			j.server = server
 		}
 	}
+	if j.members[0].session.moves() {
+		j.declared = j.bucketKeys()
+	}
 	return j, func() {
 		for i := range j.members {
 			s.scratches.Put(j.members[i].scratch)
@@ -53,10 +77,20 @@ func (s *Store) newJoint(ctx context.Context, g *permit.Group) (j *joint, free f
 func (s *ScriptStore) DecideGroup(ctx context.Context, g *permit.Group) error {
 	j, free := s.newJoint(ctx, g)
 	defer free()
+	return j.apply(ctx)
+}
+
+// apply runs the script until the batches are decided.
+func (j *joint) apply(ctx context.Context) error {
 	tooLate, waited := false, time.Duration(0)
 	for pause := script.NewPause(); ; {
 		asked := clock.Mono()
 		now, answers, err := j.send(ctx)
+		if script.KeysApart(err) && (j.declared == nil || pause.Wait(ctx)) {
+			if err = j.moves(ctx, err); err == nil {
+				continue
+			}
+		}
 		if err != nil {
 			if waited != 0 && ctx.Err() != nil {
 				err = fmt.Errorf("%w: key %q", permit.ErrLockNotObtained, j.members[j.held].session.lock)
@@ -69,7 +103,7 @@ func (s *ScriptStore) DecideGroup(ctx context.Context, g *permit.Group) error {
 		switch status {
 		case late:
 			if tooLate || ctx.Err() != nil { // the first time it may be the estimate of the server's clock that is wrong
-				return s.tooLate(g.Members[member])
+				return j.tooLate(j.group.Members[member])
 			}
 			tooLate = true
 			j.server.Heard(now, asked, clock.Mono())
@@ -87,7 +121,7 @@ func (s *ScriptStore) DecideGroup(ctx context.Context, g *permit.Group) error {
 				return fmt.Errorf("%w: key %q: held for %s ms more", permit.ErrLockNotObtained, session.lock, strings.TrimPrefix(answers[member], "locked "))
 			}
 		default:
-			for _, b := range g.Members {
+			for _, b := range j.group.Members {
 				b.Outcome.LockWait = since(waited)
 			}
 			return err
@@ -104,9 +138,13 @@ func (j *joint) send(ctx context.Context) (now int64, answers []string, err erro
 		at, _ = strconv.ParseInt(local, 10, 64)
 	}
 	deadline := j.deadlineArg(j.deadline, &j.server)
-	args := append(slices.Grow(j.keys, headArgs+2+bucketArgs*n), local, strconv.FormatInt(j.lockTTL.Milliseconds(), 10), "", deadline, j.group.Choice.String())
+	keys := j.keys
+	if j.declared != nil {
+		keys = j.declared
+	}
+	args := append(slices.Grow(keys[:len(keys):len(keys)], headArgs+2+(bucketArgs+1)*n), local, strconv.FormatInt(j.lockTTL.Milliseconds(), 10), "", deadline, j.group.Choice.String())
 	if j.predict(at) {
-		args[len(j.keys)+2] = micros(j.at)
+		args[len(keys)+2] = micros(j.at)
 		args = append(args, "")
 		for i := range j.members {
 			args = append(args, j.members[i].session.text, j.members[i].scratch.prediction.text)
@@ -122,7 +160,10 @@ func (j *joint) send(ctx context.Context) (now int64, answers []string, err erro
 			args = append(args, "", encodeBatch(&own, deadline))
 		}
 	}
-	reply, err := runBy(ctx, j.bounded, &GroupScript, len(j.keys), args)
+	if j.declared != nil {
+		args = append(args, j.bucketKeys()...)
+	}
+	reply, err := runBy(ctx, j.bounded, &GroupScript, len(keys), args)
 	if err = j.tripError(args[0], j.group.Members[0].Name, err); err == nil {
 		now, err = parseReply(reply, n)
 	}
@@ -293,6 +334,9 @@ func (j *joint) decideOn(clock int64, olds []string) error {
 func (s *LockStore) DecideGroup(ctx context.Context, g *permit.Group) error {
 	j, free := s.newJoint(ctx, g)
 	defer free()
+	if j.declared != nil { // see Decide
+		return j.apply(ctx)
+	}
 	order := make([]int, len(j.members))
 	for i := range order {
 		order[i] = i
@@ -323,6 +367,15 @@ func (s *LockStore) DecideGroup(ctx context.Context, g *permit.Group) error {
 		done, err := j.underLocks(ctx, tokens)
 		if done {
 			return err
+		}
+		if script.KeysApart(err) { // see LockStore.Decide
+			for _, i := range order {
+				s.releaseNow(ctx, j.members[i].session.lock, tokens[i])
+			}
+			if err = j.moves(ctx, err); err != nil {
+				return err
+			}
+			return j.apply(ctx)
 		}
 		j.unlock(s, order, tokens)
 		if err != nil {

@@ -54,11 +54,16 @@ func NewLockStore(client Client, o Options) (*LockStore, error) {
 	return s, s.init(client, o)
 }
 
-// Decide decides a batch and stores the outcome in it. It waits for the lock until the context ends.
+// Decide decides a batch and stores the outcome in it. It waits for the lock until the context ends. While the bucket's slot moves, it decides by
+// the script of ScriptStore instead, since the bucket and a lock may be on two servers.
 func (s *LockStore) Decide(ctx context.Context, batch *permit.Batch) error {
 	m := s.sessionOf(batch)
 	if m.owner != s { // the lock was kept by another store
 		m.Release()
+	}
+	if m.moves() {
+		m.Release()
+		return s.apply(ctx, batch, m)
 	}
 	token := m.token
 	m.token = ""
@@ -88,6 +93,11 @@ func (s *LockStore) Decide(ctx context.Context, batch *permit.Batch) error {
 			m.yield = clock.Mono() + yieldTime
 		}
 		done, err := s.underLock(ctx, batch, m, token)
+		if m.apart(err) {
+			m.text = ""
+			s.releaseNow(ctx, m.lock, token) // or the script would wait for it
+			return s.apply(ctx, batch, m)
+		}
 		if err != nil || !done {
 			m.text = ""
 			s.release(m.lock, token)
@@ -180,9 +190,14 @@ func (s *LockStore) release(lock, token string) {
 		defer s.logger.Recovered()
 		ctx, cancel := context.WithTimeout(context.Background(), s.lockTTL)
 		defer cancel()
-		// The script needs the bucket's key only for the slot: without a new state it does not touch the bucket.
-		_, _ = s.run(ctx, &CommitScript, 2, strings.TrimSuffix(lock, ":lock"), lock, token, "", "", "", "", "", "", "")
+		s.releaseNow(ctx, lock, token)
 	}()
+}
+
+// releaseNow is release in the caller's goroutine. If it fails, the lock expires after its time to live.
+func (s *LockStore) releaseNow(ctx context.Context, lock, token string) {
+	// Without a new state the script does not touch the bucket. So it needs no key of a bucket, which may be on another server than the lock.
+	_, _ = s.run(ctx, &CommitScript, 2, lock, lock, token, "", "", "", "", "", "", "")
 }
 
 // holding is a batch that is being decided under its bucket's lock.

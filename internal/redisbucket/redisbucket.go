@@ -206,14 +206,14 @@ func (r runOnce) EvalSha(ctx context.Context, sha string, keys []string, args ..
 	return r.do(ctx, "evalsha", sha, keys, args)
 }
 
-// run runs a script once. The keys are the first arguments.
+// run runs a script once. The keys are the first arguments. If they are apart, it returns at once.
 func (s *Store) run(ctx context.Context, sc *script.Script, keys int, args ...string) ([]string, error) {
 	reply, err := runBy(ctx, s.client, sc, keys, args)
 	return reply, s.poolError(args[0], err)
 }
 
 func runBy(ctx context.Context, client Client, sc *script.Script, keys int, args []string) ([]string, error) {
-	reply, err := sc.Run(ctx, client, keys, args...)
+	reply, err := sc.RunTogether(ctx, client, keys, args...)
 	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
 		return nil, wrongType(args[0])
 	}

@@ -207,20 +207,24 @@ func micros(n int64) string {
 
 // Decide decides a batch and stores the outcome in it. It waits until the context ends while another process holds the bucket's lock.
 func (s *ScriptStore) Decide(ctx context.Context, batch *permit.Batch) error {
-	w := s.scratches.Get().(*scratch)
-	defer s.scratches.Put(w)
-	return s.apply(ctx, &attempt{batch: batch, session: s.sessionOf(batch), scratch: w})
+	return s.apply(ctx, batch, s.sessionOf(batch))
 }
 
 // apply runs the script until the batch is decided. It repeats it while the lock is held, and after a wrong prediction.
-func (s *ScriptStore) apply(ctx context.Context, a *attempt) error {
-	server := a.batch.Server()
+func (s *Store) apply(ctx context.Context, batch *permit.Batch, m *Session) error {
+	w := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(w)
+	a := &attempt{batch: batch, session: m, scratch: w}
+	server := batch.Server()
 	tooLate, waited := false, time.Duration(0)
 	defer func() { a.batch.Outcome.LockWait = since(waited) }()
 	for pause := script.NewPause(); ; {
 		asked := clock.Mono()
 		now, answer, err := s.sendOne(ctx, a, &server)
 		if err != nil {
+			if moved := m.moves(); m.apart(err) && (!moved || pause.Wait(ctx)) {
+				continue
+			}
 			if waited != 0 && ctx.Err() != nil {
 				err = fmt.Errorf("%w: key %q", permit.ErrLockNotObtained, a.session.lock)
 			}
@@ -254,18 +258,19 @@ func (s *ScriptStore) apply(ctx context.Context, a *attempt) error {
 }
 
 // sendOne runs the script for one batch. It returns the server's time, and the part of the reply that belongs to the bucket.
-func (s *ScriptStore) sendOne(ctx context.Context, a *attempt, server *clock.Remote) (now int64, answer string, err error) {
-	var args [2 + headArgs + bucketArgs]string
-	args[0], args[1] = a.session.bucket, a.session.lock
+func (s *Store) sendOne(ctx context.Context, a *attempt, server *clock.Remote) (now int64, answer string, err error) {
+	var room [2 + headArgs + bucketArgs]string
+	keys := len(a.session.declared(room[:0]))
+	args := room[:keys+headArgs+bucketArgs]
 	local := s.clockArg(a.batch)
 	at := asOf(server)
 	if s.local {
 		at, _ = strconv.ParseInt(local, 10, 64)
 	}
 	deadline := s.deadlineArg(timeOf(ctx), server)
-	s.head(args[2:], local, at, deadline)
-	a.encode(args[2+headArgs:], at, deadline)
-	reply, err := s.run(ctx, &ApplyScript, 2, args[:]...)
+	s.head(args[keys:], local, at, deadline)
+	a.encode(args[keys+headArgs:], at, deadline)
+	reply, err := s.run(ctx, &ApplyScript, keys, args...)
 	if err != nil {
 		return 0, "", err
 	}

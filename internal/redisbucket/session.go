@@ -19,6 +19,8 @@ type Session struct {
 	unchanged    int    // number of batches in a row that found the state which the previous batch had left
 	expires      int64  // when the key expires at the earliest, in milliseconds of the store's clock
 
+	movesUntil time.Duration // clock.Mono until which the bucket's slot counts as moving; 0 if it does not
+
 	token   string        // of the lock that is kept for the next batch; "" if none is
 	owner   *LockStore    // releases the kept lock
 	batches int           // number of batches decided under the lock

@@ -208,6 +208,13 @@ func (s *ScriptStore) together(ctx context.Context, client Client, items []*item
 		s.pipelined(ctx, items)
 		return
 	}
+	if script.KeysApart(err) {
+		for i := range items {
+			attempts[i].session.apart(err)
+			s.alone(items[i])
+		}
+		return
+	}
 	received := clock.Mono()
 	now := int64(0)
 	if err == nil {
@@ -239,8 +246,22 @@ func (r *redisTrips) heard(now int64, sent, received time.Duration) {
 	r.server.Heard(now, sent, received)
 }
 
-// pipelined sends each batch in a call of its own, all in one pipeline. The client splits it by server.
+// pipelined sends each batch in a call of its own, all in one pipeline. The client splits it by server. A bucket whose slot moves is not part of
+// it: the client would pause before it sends a redirected part of a pipeline again.
 func (s *ScriptStore) pipelined(ctx context.Context, items []*item) {
+	moves := func(i *item) bool { return s.sessionOf(i.Batch).moves() }
+	if slices.ContainsFunc(items, moves) {
+		items = slices.DeleteFunc(slices.Clone(items), func(i *item) bool {
+			if !moves(i) {
+				return false
+			}
+			s.alone(i)
+			return true
+		})
+		if len(items) == 0 {
+			return
+		}
+	}
 	if !s.trips.located.Load() {
 		bucket, _ := s.Keys(items[0].Batch.Key)
 		s.trips.located.Store(s.addressOf(ctx, bucket) != "")
@@ -273,6 +294,7 @@ func (s *ScriptStore) pipelined(ctx context.Context, items []*item) {
 		case err == nil:
 			s.answer(items[i], &attempts[i], now, reply[1])
 		case redis.HasErrorPrefix(err, "NOSCRIPT"), script.NotExecuted(err):
+			attempts[i].session.apart(err)
 			s.alone(items[i])
 		default:
 			script.Reload(ctx, s.client, err)

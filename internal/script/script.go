@@ -51,6 +51,15 @@ func (s *Script) Call(ctx context.Context, source bool, keys int, args []string)
 // Run runs the script at most once. The keys are the first of the arguments. Until the context's deadline, Run retries calls that Redis
 // reports it has not executed, and no others.
 func (s *Script) Run(ctx context.Context, client Client, keys int, args ...string) ([]string, error) {
+	return s.run(ctx, client, NotExecuted, keys, args)
+}
+
+// RunTogether is Run, except that it returns at once if the keys are apart (see [KeysApart]). The caller can do with fewer keys.
+func (s *Script) RunTogether(ctx context.Context, client Client, keys int, args ...string) ([]string, error) {
+	return s.run(ctx, client, func(err error) bool { return NotExecuted(err) && !KeysApart(err) }, keys, args)
+}
+
+func (s *Script) run(ctx context.Context, client Client, again func(error) bool, keys int, args []string) ([]string, error) {
 	source := false
 	for pause := NewPause(); ; {
 		cmd := s.Call(ctx, source, keys, args)
@@ -63,7 +72,7 @@ func (s *Script) Run(ctx context.Context, client Client, keys int, args ...strin
 			return cmd.Val(), nil
 		case redis.HasErrorPrefix(err, "NOSCRIPT") && !source:
 			source = true
-		case !NotExecuted(err) || !pause.Wait(ctx):
+		case !again(err) || !pause.Wait(ctx):
 			Reload(ctx, client, err)
 			return nil, err
 		}
@@ -123,6 +132,14 @@ func CannotServe(reply string) bool {
 func NotExecuted(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply) && begins(refusal(reply.Error()), notNow)
+}
+
+// KeysApart reports whether a server of a cluster refused a command because its slot moves to another server, and some of the command's keys are not
+// here: they have moved, or do not exist. A command with one key is never refused for that. The source serves it if the key exists there, and
+// otherwise redirects it to the target.
+func KeysApart(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && strings.HasPrefix(refusal(reply.Error()), "TRYAGAIN")
 }
 
 // begins reports whether s begins with one of the prefixes.

@@ -1,6 +1,6 @@
 -- Decides one batch of one process on one semaphore: Store.Apply of package store.
 --
--- KEYS      all in one slot:
+-- KEYS      all in one slot. While it moves, only those that exist; they are known not to be at the server that the slot leaves:
 --   state   hash: fence, the highest fence granted; ticket, the highest ticket; used, the number of permits held; seen, the latest time;
 --           lives, until when all keys live; busy, when a request last waited; sift, the ticket from which on waiters may want more
 --           permits than there are in all (missing if none does); permits, '3 limit version', where 3 is the format of the whole state
@@ -26,9 +26,23 @@
 -- returns   'late now', or
 --           'now fresh permits earliest notified limit version unchanged quiet unfinished', the standings of leave, the results of
 --           renew, the results of enter as 'outcome fence ticket', and the grants as 'id outcome fence expires'. If unfinished is 1,
---           there are no results of enter: the script must run again for it.
+--           there are no results of enter: the script must run again for it. TRYAGAIN, if a key does not exist and cannot be made
+--           here, since the slot moves away.
 
 local state, held, info, queue, procs, idle = unpack(KEYS)
+if #KEYS < 6 then
+  local parts, declared = {'state', 'held', 'info', 'queue', 'procs', 'idle'}, {}
+  for _, key in ipairs(KEYS) do declared[key] = true end
+  for i, part in ipairs(parts) do
+    parts[i] = KEYS[1]:gsub('%l+$', part)
+    local found = declared[parts[i]] or redis.pcall((part == 'held' or part == 'queue') and 'ZCARD' or 'HLEN', parts[i])
+    if type(found) == 'table' then
+      if found.err:find('non local key', 1, true) then return redis.error_reply('TRYAGAIN a key is not here') end
+      return found
+    end
+  end
+  state, held, info, queue, procs, idle = unpack(parts)
+end
 local process, label, lease, patience = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local alive, permits, limit, version = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local set, add, deadline, channel = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
@@ -417,7 +431,7 @@ end
 send('HSET', procs, waiters)
 if lives - now < DAY then -- all keys live for another day at least
   lives = now + 2 * DAY
-  for _, key in ipairs(KEYS) do new[key] = true end
+  for _, key in ipairs({state, held, info, queue, procs, idle}) do new[key] = true end
 end
 local ends = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 local first = ends and tonumber(ends) or 0
@@ -451,7 +465,7 @@ end
 
 local text = packed()
 if text then
-  call('DEL', held, info, procs)
+  for _, key in ipairs({held, info, procs}) do call('DEL', key) end -- together they are refused while the slot moves and one is missing
   call('HDEL', state, 'fence', 'ticket', 'used', 'seen', 'lives', 'busy', 'sift')
   call('HSET', state, 'quiet', text)
 else

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -16,6 +17,8 @@ func (b *Batch) InSteps(step func(*Batch) (r *Report, unfinished bool, err error
 		before := report
 		if report, unfinished, err = step(&rest); err == nil && report.Late {
 			err = fmt.Errorf("the deadline passed on the way: %w", context.DeadlineExceeded) // not Late: something was done
+		} else if partial := (*Partial)(nil); errors.As(err, &partial) {
+			err = partial.Err // likewise
 		} else if err == nil {
 			report.Fresh = report.Fresh || before.Fresh
 			if b.PatienceMicros == 0 { // the first step has removed the process

@@ -37,7 +37,7 @@ type Store interface {
 	//
 	// Grants to waiters of other processes are sent through Listen; those to waiters of the batch's own process are in the Report.
 	//
-	// ctx always has a deadline. After an error it is unknown whether the batch was decided.
+	// ctx always has a deadline. After an error it is unknown whether the batch was decided, unless the error is a [Partial].
 	Apply(ctx context.Context, b *Batch) (*Report, error)
 	// Listen calls wake for each grant to a waiter of the process until ctx ends, from one goroutine. It calls ready each time it begins to
 	// receive, also after it has lost its connection and has made another: grants may have been missed before. It returns ctx's error,

@@ -39,6 +39,7 @@ var rows = []struct{ name, fault string }{
 	{"D7", "a cluster fails over"},
 	{"D8", "a cluster's slots move under load"},
 	{"D9", "CLUSTERDOWN"},
+	{"D10", "a large slot moves, stage by stage"},
 	{"E1", "the server's clock leaps an hour forwards"},
 	{"E2", "the server's clock leaps back"},
 	{"E3", "the server's clock goes to and fro by 2 s"},

@@ -1,7 +1,8 @@
 -- Decides one batch on each of one or more buckets. It is PermitBucket.apply of permit_state.go in Lua, and follows bucket.lua. A bucket's batch is
 -- one atomic step. Buckets in one call only share the round trip.
 --
--- KEYS      for each bucket: its key, a string, see codec.go; and its lock. While a process holds the lock, nothing is decided
+-- KEYS      for each bucket: its key, a string, see codec.go; and its lock. While a process holds the lock, nothing is decided.
+--           While the slot of a bucket moves, only its key, and no other bucket: see moves.go
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   a lock's time to live in milliseconds; more than that remains only after the clock was set back
 -- ARGV[3]   the time of the predictions, at most 100 ms ago; ARGV[4] their deadline in microseconds of the server's clock, '' for
@@ -34,10 +35,11 @@
 -- One command checks all locks. One reads the buckets with predictions, whose values were states lately; the loop below reads the others.
 -- MGET returns nil for a value that is no string, so the loop reads that again. An error of a read or of SET is the reply for its bucket
 -- alone.
-local n, states, free, decide = #KEYS / 2, nil, nil, nil
+local n, states, free, decide = (#ARGV - 4) / 2, nil, nil, nil
+local moves = n == #KEYS
 if n == 1 then
   if ARGV[5] ~= '' then states = {try('GET', KEYS[1])} end
-  free = call('EXISTS', KEYS[2]) == 0
+  free = not moves and call('EXISTS', KEYS[2]) == 0
 else
   local locks, predicted, m = {}, {}, 0
   for i = 1, n do
@@ -62,7 +64,12 @@ for i = 1, n do
     old = states[m]
   end
   old = old or get(key)
-  if not free then held = call('PTTL', lock) end
+  if moves then
+    lock = key .. ':lock'
+    held = locked(lock)
+  elseif not free then
+    held = call('PTTL', lock)
+  end
   if type(old) == 'table' then
     answer = 'error ' .. old.err
   elseif held ~= -2 then

@@ -454,3 +454,15 @@ end
 -- has. The numbers are text, because Redis formats other arguments, which is slow.
 local function get(key) return try('GETRANGE', key, '0', '4096') or '' end
 
+-- elsewhere returns whether a reply is the refusal of a key that is not declared and not on this server, while its slot moves away.
+local function elsewhere(reply) return type(reply) == 'table' and reply.err and reply.err:find('non local key', 1, true) end
+
+-- locked returns the remaining milliseconds of a lock that is not declared; -2 if it does not exist here. See moves.go: it may be held at the
+-- server to which the slot moves, but its holder cannot commit before the bucket is there, too, and then only if no other has changed it.
+local function locked(lock)
+  local left = try('PTTL', lock)
+  if elsewhere(left) then return -2 end
+  if type(left) == 'table' then call('PTTL', lock) end -- raises the error
+  return left
+end
+

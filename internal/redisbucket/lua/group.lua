@@ -1,16 +1,21 @@
 -- Decides the batches of a group on the buckets of its members, all of them in one atomic step: either all states are written or none. It is
 -- applyTogether of together.go in Lua, equal to the last bit, and follows bucket.lua. TestGroupDifferential compares them.
 --
--- KEYS      for each member: its bucket's key and its lock. While a process holds one of the locks, nothing is decided
+-- KEYS      for each member: its bucket's key and its lock. While a process holds one of the locks, nothing is decided.
+--           While their slot moves, the keys of the buckets that exist, see moves.go
 -- ARGV[1]   to ARGV[4] as in apply.lua
 -- ARGV[5]   'all' if a joint request takes permits from all members or from none, 'any' if from the one that is due first
 -- ARGV[6]   the joint requests: a count of equal ones, and for each member permits and the longest wait in microseconds, for each kind of request
 -- then for each member two as in apply.lua: expected and new, or '' and the batch without the joint requests. Either all members have a prediction
 -- or none has
+-- then, while their slot moves, the keys of all buckets
 -- returns the time, then for each member one string as in apply.lua. Unless each of them is '' or begins with 'decided', nothing was written: then '-'
--- stands for the members that are not the reason
+-- stands for the members that are not the reason; TRYAGAIN if a bucket is not here and cannot be made here, since the slot moves away
 
-local n = #KEYS / 2
+local moves = #KEYS ~= #ARGV - 6
+local n = moves and (#ARGV - 6) / 3 or #KEYS / 2
+local buckets = {}
+for i = 1, n do buckets[i] = moves and ARGV[6 + 2 * n + i] or KEYS[2 * i - 1] end
 local answers = {clock_text}
 
 -- stop returns the reply for a reason why nothing is written, by a member.
@@ -22,8 +27,8 @@ end
 
 local olds = {}
 for i = 1, n do
-  local lock = KEYS[2 * i]
-  local held = call('PTTL', lock)
+  local lock = buckets[i] .. ':lock'
+  local held = moves and locked(lock) or call('PTTL', lock)
   if held ~= -2 then
     if held == -1 or held > tofloat(ARGV[2]) then
       call('PEXPIRE', lock, ARGV[2])
@@ -33,7 +38,8 @@ for i = 1, n do
   end
 end
 for i = 1, n do
-  local old = get(KEYS[2 * i - 1])
+  local old = get(buckets[i])
+  if moves and elsewhere(old) then return redis.error_reply('TRYAGAIN a bucket of the group is not here') end
   if type(old) == 'table' then return stop(i, 'error ' .. old.err) end
   olds[i] = old
 end
@@ -44,7 +50,7 @@ if ARGV[7] ~= '' then
   for i = 1, n do right = right and olds[i] == ARGV[5 + 2 * i] end
   if not right then return stop(1, 'wrong') end
   for i = 1, n do
-    local done = try('SET', KEYS[2 * i - 1], ARGV[6 + 2 * i], 'KEEPTTL')
+    local done = try('SET', buckets[i], ARGV[6 + 2 * i], 'KEEPTTL')
     if done.err then return stop(i, 'error ' .. done.err) end -- if Redis refuses a write, it refuses the first
     answers[1 + i] = ''
   end
@@ -105,7 +111,7 @@ for i = 1, n do
 end
 for i = 1, n do
   if new[i] then
-    local done = try('SET', KEYS[2 * i - 1], new[i], 'PX', ttl[i])
+    local done = try('SET', buckets[i], new[i], 'PX', ttl[i])
     if done.err then return stop(i, 'error ' .. done.err) end -- see above
   end
   answers[1 + i] = 'decided\n' .. olds[i] .. '\n' .. (new[i] or '')
