@@ -271,6 +271,9 @@ func (l *RateLimiter) decide(ctx context.Context, v verb, permits int, timeout t
 	if l.plain {
 		return l.ask(ctx, v, permits, timeout)
 	}
+	if l.following != nil {
+		return l.decideFollowing(ctx, v, permits, timeout)
+	}
 	return l.decideObserved(ctx, v, permits, timeout)
 }
 
@@ -285,6 +288,9 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 		got, err = l.fallback(ctx, got, err, func(local *RateLimiter) (verdict, error) { // within the timeout, however long the failure took
 			return local.ask(ctx, v, permits, max(0, timeout)-max(0, clock.Mono()-began-l.limiter.Coordinator.Timeout))
 		})
+	}
+	if err != nil && errors.Is(err, ErrSuperseded) { // it is not decided yet
+		return verdict{}, err
 	}
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
@@ -385,6 +391,9 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 // [WithFairness] how long any caller has. Calls
 // that wait only for the store's reply are included. Both results are 0 if the queue is empty.
 func (l *RateLimiter) Waiting() (calls int, longest time.Duration) {
+	if l = l.inUse(); l == nil {
+		return 0, 0
+	}
 	l.limiter.Coordinator.Inspect(func(s engine.State) {
 		if s.Waiting {
 			calls, longest = s.Calls, s.Longest

@@ -53,6 +53,9 @@ type RateLimiter struct {
 	store    Store               // that it was created with
 	fairness *fairness           // nil if callers are served by arrival
 	kin      atomic.Pointer[kin] // the limiters of ForPriority; nil before its first call
+
+	groups    groups
+	following *following // of a limiter of Following, which has none of the fields above but kin and settling; else nil
 }
 
 // effective returns the configuration in force, as of the latest reply that this process has received.
@@ -64,7 +67,15 @@ func (l *RateLimiter) effective() *setting {
 }
 
 // Name returns the name of the limiter and its bucket.
-func (l *RateLimiter) Name() string { return l.limiter.Coordinator.Name }
+func (l *RateLimiter) Name() string {
+	if l.following != nil {
+		if now := l.following.rule().Limiter; now != nil {
+			return now.Name()
+		}
+		return l.following.name
+	}
+	return l.limiter.Coordinator.Name
+}
 
 // InForce describes the configuration in force in a bucket, as of the latest reply that this process has received.
 type InForce struct {
@@ -77,19 +88,30 @@ type InForce struct {
 }
 
 // InForce returns the configuration in force in the bucket, as of the latest reply of the store to a call of any priority ([RateLimiter.ForPriority]).
+//
+// Without a limiter in force ([Following]) it is Own, with a rate of 0.
 func (l *RateLimiter) InForce() InForce {
+	if l = l.inUse(); l == nil {
+		return InForce{Own: true}
+	}
 	own, there := l.own.config, l.newest().config
 	own.Version = there.Version
 	return InForce{Own: own == there, Rate: there.Rate, Version: there.Version}
 }
 
-// Rate returns the configured permits per second, or the rate of the newest configuration in the fleet once a reply has shown it.
-func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
+// Rate returns the configured permits per second, or the rate of the newest configuration in the fleet once a reply has shown it. It is 0 if no
+// limiter is in force ([Following]).
+func (l *RateLimiter) Rate() float64 {
+	if l = l.inUse(); l == nil {
+		return 0
+	}
+	return l.effective().Rate
+}
 
 // LeastWait returns the shortest time that one permit takes in any state of the bucket, by the limiter's own configuration. With a shorter
 // timeout every call returns [ErrNeverGranted]. It is 0 for a limiter that warms up, and for a bucket that holds at least one permit.
 func (l *RateLimiter) LeastWait() time.Duration {
-	if l.own.Kind != bursty || l.own.max >= 1 {
+	if l = l.inUse(); l == nil || l.own.Kind != bursty || l.own.max >= 1 {
 		return 0
 	}
 	return time.Duration(l.own.leastWait(1)) * time.Microsecond
@@ -97,7 +119,15 @@ func (l *RateLimiter) LeastWait() time.Duration {
 
 // Try is [RateLimiter.TryAcquire] of one permit with the timeout of [WithMaxWait]: half a second by default.
 func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
-	return l.TryAcquire(ctx, 1, l.maxWait)
+	return l.TryAcquire(ctx, 1, l.patience())
+}
+
+// patience returns the timeout of Try.
+func (l *RateLimiter) patience() time.Duration {
+	if l = l.inUse(); l == nil {
+		return 0
+	}
+	return l.maxWait
 }
 
 // TryAcquire takes permits and waits until they are due, if that is within the timeout. Otherwise it returns false and takes nothing. With
@@ -150,13 +180,24 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 	if err != nil {
 		return nil, err
 	}
-	if v.reservation == nil { // decided without a bucket
-		return &Reservation{refused: !v.granted}, nil
+	return l.complete(reserve, v, permits, timeout), nil
+}
+
+// complete returns the reservation of a verdict on TryReserve or TryAwait, with all of its fields.
+func (l *RateLimiter) complete(v verb, got verdict, permits int, timeout time.Duration) *Reservation {
+	if l.following != nil {
+		return got.reservation
 	}
-	if r := v.reservation; !r.refused {
-		r.limiter, r.permits = l, int64(permits)
+	if v == await {
+		return l.completeAwaited(got, permits, timeout)
 	}
-	return v.reservation, nil
+	if got.reservation == nil { // decided without a bucket
+		return &Reservation{refused: !got.granted}
+	}
+	if r := got.reservation; !r.refused {
+		r.limiter, r.permits, r.quota = l, int64(permits), l.quota != nil
+	}
+	return got.reservation
 }
 
 // SetRate changes the rate for the whole fleet. The new rate becomes the bucket's next version, which other limiters receive with their
@@ -171,6 +212,10 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 //
 // A limiter of [NewQuota] returns [ErrInvalidConfig], because more than one permit could then be stored: it has [RateLimiter.SetQuota].
 func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) error {
+	l, err := l.operated()
+	if err != nil {
+		return err
+	}
 	if l.quota != nil {
 		return invalid(l.Name(), wanted("permits per second", permitsPerSecond, "SetQuota for a quota"))
 	}
@@ -197,6 +242,10 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 // A limiter that warms up gets [ErrInvalidConfig], because its max permits follow from its warm-up period. So does a limiter of [NewQuota],
 // which has [RateLimiter.SetQuota].
 func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, maxPermits float64) error {
+	l, err := l.operated()
+	if err != nil {
+		return err
+	}
 	if l.quota != nil {
 		return invalid(l.Name(), wanted("max permits", maxPermits, "SetQuota for a quota"))
 	}
@@ -241,16 +290,29 @@ func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {
 		return invalid(l.Name(), wanted("penalty", d, fmt.Sprintf("more than 0, at most %v", maxPenalty)))
 	}
+	if l.following != nil {
+		if r := l.following.rule(); r.Limiter == nil && r.Err == nil {
+			return ctx.Err()
+		}
+	}
+	l, err := l.operated()
+	if err != nil {
+		return err
+	}
 	if l.enabled != nil && !l.enabled() {
 		return ctx.Err()
 	}
 	micros := int64((d + time.Microsecond - 1) / time.Microsecond)
-	_, err := l.operate(ctx, &engine.Operation{Request: permit.Request{Op: permit.Hold, HoldMicros: micros}})
+	_, err = l.operate(ctx, &engine.Operation{Request: permit.Request{Op: permit.Hold, HoldMicros: micros}})
 	return err
 }
 
 // State returns the bucket as it is now. It changes nothing.
 func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
+	l, err := l.operated()
+	if err != nil {
+		return PermitBucket{}, err
+	}
 	read := &engine.Operation{Read: true}
 	if _, err := l.operate(ctx, read); err != nil {
 		return PermitBucket{}, err
@@ -265,12 +327,24 @@ func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 // A bucket of a quota ([NewQuota]) keeps its debt and what it has stored, because more calls than the quota would fall into a window otherwise. If that
 // lowers the quota, it does so as [RateLimiter.SetQuota].
 func (l *RateLimiter) Reset(ctx context.Context) error {
+	l, err := l.operated()
+	if err != nil {
+		return err
+	}
 	op := permit.Reset
 	if l.quota != nil {
 		op = permit.ResetQuota
 	}
-	_, err := l.operate(ctx, &engine.Operation{Request: permit.Request{Op: op}})
+	_, err = l.operate(ctx, &engine.Operation{Request: permit.Request{Op: op}})
 	return err
+}
+
+// operated returns the limiter that operations are for.
+func (l *RateLimiter) operated() (*RateLimiter, error) {
+	if l.following != nil {
+		return l.following.limiter()
+	}
+	return l, nil
 }
 
 // operate sends an operation and waits for its result. It reports false if the store refused the operation.
@@ -290,6 +364,12 @@ func (l *RateLimiter) operate(ctx context.Context, o *engine.Operation) (done bo
 func (l *RateLimiter) Close(ctx context.Context) error {
 	if err := l.settled(ctx); err != nil {
 		return fmt.Errorf("close: %w", err)
+	}
+	if l.following != nil {
+		if now := l.inUse(); now != nil {
+			return now.Close(ctx)
+		}
+		return nil
 	}
 	if coming, err := l.limiter.Coordinator.CloseLeases(ctx, &l.limiter); err != nil || !coming {
 		return err

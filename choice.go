@@ -51,7 +51,7 @@ func (a *answer) chosen() *RateLimiter {
 
 // Try is [Choice.TryAcquire] of one permit with the shortest timeout that a member has for it ([WithMaxWait]).
 func (c *Choice) Try(ctx context.Context) (*RateLimiter, error) {
-	return c.TryAcquire(ctx, 1, c.maxWait)
+	return c.TryAcquire(ctx, 1, c.patience())
 }
 
 // TryAcquire takes permits of the member that is due first, waits until they are due, and returns that member. It returns nil, and takes nothing, if no

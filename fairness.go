@@ -91,7 +91,10 @@ func (f *fairness) count(ctx context.Context, q *engine.Call) {
 }
 
 // ServesInTurns reports whether the limiter's waiting callers are served in turns by tenant ([WithFairness]).
-func (l *RateLimiter) ServesInTurns() bool { return l.fairness != nil }
+func (l *RateLimiter) ServesInTurns() bool {
+	l = l.inUse()
+	return l != nil && l.fairness != nil
+}
 
 // TryAwait is [RateLimiter.TryAcquire] for code that needs a [Reservation]: it waits in the queue until the permits are due, and returns them
 // as a reservation whose Delay is 0. So callers of a limiter that serves in turns take turns, which those of [RateLimiter.TryReserve] do not.
@@ -99,18 +102,24 @@ func (l *RateLimiter) ServesInTurns() bool { return l.fairness != nil }
 // store showed a bucket without permits.
 func (l *RateLimiter) TryAwait(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
 	v, err := l.decide(ctx, await, permits, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return l.complete(await, v, permits, timeout), nil
+}
+
+// completeAwaited implements complete for TryAwait.
+func (l *RateLimiter) completeAwaited(v verdict, permits int, timeout time.Duration) *Reservation {
 	level := levelOf(l.limiter.Coordinator.View.Seen())
 	switch {
-	case err != nil:
-		return nil, err
 	case l.shadow:
-		return v.reservation, nil
+		return v.reservation
 	case v.by == BySwitch, v.by == ByCheck, v.by == ByPolicy && v.granted: // decided without the bucket
-		return &Reservation{refused: !v.granted}, nil
+		return &Reservation{refused: !v.granted}
 	case !v.granted:
-		return refusedReservation((v.wait - max(0, timeout)).Microseconds(), level), nil
+		return refusedReservation((v.wait - max(0, timeout)).Microseconds(), level)
 	}
 	r := v.reservation
-	r.level, r.limiter, r.permits = level, l, int64(permits)
-	return r, nil
+	r.level, r.limiter, r.permits, r.quota = level, l, int64(permits), l.quota != nil
+	return r
 }

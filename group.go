@@ -26,7 +26,8 @@ type Member interface{ asMember() weighted }
 type weighted struct {
 	limiter *RateLimiter
 	permits int64
-	listed  *RateLimiter // whose local share limiter is; nil otherwise
+	listed  *RateLimiter // the member whose rule's limiter or local share limiter is; nil otherwise
+	local   bool         // limiter is a local share
 }
 
 // member returns the limiter as it was listed.
@@ -93,6 +94,7 @@ type several struct {
 	maxWait time.Duration
 	// observed: at least one member has an observer of decisions.
 	observed bool
+	live     live
 
 	full atomic.Pointer[counted] // with all members; nil before it is used
 
@@ -135,7 +137,18 @@ func (g *several) init(choice permit.Choice, members []Member) error {
 				return invalidGroup(w.limiter.Name(), wanted("member", i, "no quota beside other members: more than its calls would fall into a window"))
 			}
 		}
+		if f := w.limiter.following; f != nil {
+			if slices.ContainsFunc(g.members, func(o weighted) bool { return o.limiter.following != nil && o.limiter.following.rules == f.rules }) {
+				return invalidGroup(f.name, wanted("member", i, "each bucket once"))
+			}
+			g.live.on = true
+			g.members = append(g.members, w)
+			continue
+		}
 		for _, o := range g.members {
+			if o.limiter.following != nil {
+				continue
+			}
 			if sameBucket(w.limiter, o.limiter) {
 				return invalidGroup(w.limiter.Name(), wanted("member", i, "each bucket once"))
 			}
@@ -147,7 +160,32 @@ func (g *several) init(choice permit.Choice, members []Member) error {
 		g.maxWait = min(g.maxWait, w.limiter.maxWait)
 		g.observed = g.observed || w.limiter.observer != nil && w.limiter.observer.Decision != nil
 	}
+	if g.live.on { // those in force must fit together, now and later
+		_, missing := g.resolved()
+		if errors.Is(missing, ErrInvalidConfig) {
+			return missing
+		}
+	}
 	return nil
+}
+
+// has reports whether several has these members.
+func (g *several) has(members []Member) bool {
+	return slices.EqualFunc(g.members, members, func(w weighted, m Member) bool { return w == m.asMember() })
+}
+
+// patience returns the timeout of Try.
+func (g *several) patience() time.Duration {
+	most := g.maxWait
+	for _, w := range g.members {
+		if w.limiter.following == nil {
+			continue
+		}
+		if now := w.limiter.inUse(); now != nil {
+			most = min(most, now.maxWait)
+		}
+	}
+	return most
 }
 
 func invalidGroup(bucket string, err error) error {
@@ -201,10 +239,14 @@ func (g *several) participant(set uint64) *counted {
 	c := g.counted[set]
 	if c == nil {
 		c = &counted{Participant: g.newParticipant(set)}
-		for i := range g.members {
+		for i, w := range g.members {
 			if set&(1<<i) != 0 {
+				w.limiter.groups.join(c.Participant)
 				c.indexes = append(c.indexes, i)
 			}
+		}
+		for _, w := range g.live.without {
+			w.groups.join(c.Participant)
 		}
 		lower := slices.ContainsFunc(c.indexes, func(i int) bool { return g.members[i].limiter.priority != Normal }) // the queue knows its floor
 		if n := len(c.indexes); c.Immediate && len(c.Parts) == 1 && n <= maxNow && !lower {
@@ -339,6 +381,9 @@ type answer struct {
 
 // ask asks for permits that are due within a timeout.
 func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (answer, error) {
+	if g.live.on {
+		return g.askFollowing(ctx, v, permits, timeout)
+	}
 	var began time.Duration
 	if g.observed {
 		began = clock.Mono()
@@ -347,7 +392,7 @@ func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Dur
 	if err != nil && ctx.Err() == nil {
 		a, err = g.askOthers(ctx, v, permits, timeout, a, err)
 	}
-	if g.observed {
+	if g.observed && !errors.Is(err, ErrSuperseded) { // otherwise it is not decided yet
 		g.observe(ctx, permits, a, err, clock.Mono()-began)
 	}
 	return a, err
@@ -587,7 +632,7 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 		case failure != nil:
 			return a, &MemberError{l.Name(), failure, l}
 		case local != nil:
-			left = append(left, weighted{local, w.permits, w.member()})
+			left = append(left, weighted{local, w.permits, w.member(), true})
 		case v.granted && g.choice == permit.Any:
 			return answer{granted: true, by: ByPolicy, asked: g, indexes: []int{i}, refused: -1, members: []group.Outcome{{Taken: true}}}, nil
 		}
@@ -637,10 +682,11 @@ func (g *several) goOn(a answer, err error, failed int, ask func(*several) (answ
 func (g *several) without(members []Member) (*several, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if d := g.degraded; d != nil && slices.EqualFunc(d.members, members, func(w weighted, m Member) bool { return w == m.asMember() }) {
+	if d := g.degraded; d != nil && d.has(members) {
 		return d, nil
 	}
 	d := new(several)
+	d.live.without = g.live.without
 	if err := d.init(g.choice, members); err != nil {
 		return nil, err
 	}
@@ -661,7 +707,7 @@ func (g *several) observe(ctx context.Context, permits int, a answer, err error,
 		}
 		by, concerned := a.by, true
 		if err == nil {
-			by, concerned = a.about(l)
+			by, concerned = a.about(w)
 		}
 		if concerned {
 			l.observer.Decision(ctx, Decision{Bucket: l.Name(), Label: l.label, Permits: permits * int(w.permits), Granted: err == nil && a.granted, Err: err,
@@ -671,25 +717,25 @@ func (g *several) observe(ctx context.Context, permits int, a answer, err error,
 }
 
 // about reports whether a decision is about a member, and what decided for that member.
-func (a *answer) about(l *RateLimiter) (by Decider, concerned bool) {
-	at := slices.IndexFunc(a.asked.members, func(w weighted) bool { return w.member() == l })
+func (a *answer) about(w weighted) (by Decider, concerned bool) {
+	at := slices.IndexFunc(a.asked.members, func(asked weighted) bool { return asked.member() == w.member() })
 	by = a.by
-	if at < 0 || a.asked.members[at].listed != nil {
+	if at < 0 || a.asked.members[at].local {
 		by = ByPolicy
 	}
 	switch {
 	case !a.granted:
 		return by, a.refused >= 0 && at == a.refused
 	case a.asked.choice == permit.Any:
-		return by, a.chosen() == l
+		return by, a.chosen() == w.member()
 	case at >= 0 && !slices.Contains(a.indexes, at) && by != ByPolicy:
-		return BySwitch, !l.shadow // a shadow is not asked
+		return BySwitch, !w.limiter.shadow // a shadow is not asked
 	}
 	return by, true
 }
 
 // Try is [Group.TryAcquire] of one permit with the shortest timeout that a member has for it ([WithMaxWait]).
-func (g *Group) Try(ctx context.Context) (bool, error) { return g.TryAcquire(ctx, 1, g.maxWait) }
+func (g *Group) Try(ctx context.Context) (bool, error) { return g.TryAcquire(ctx, 1, g.patience()) }
 
 // TryAcquire takes permits of all members and waits until they are due, if that is within the timeout. Otherwise it returns false and takes nothing.
 // In all else it is [RateLimiter.TryAcquire]. An error that a member has caused is a [*MemberError].
@@ -760,6 +806,9 @@ func (g *several) lost() int64 {
 	}
 	if g.degraded != nil {
 		permits += g.degraded.lost()
+	}
+	if now := g.live.now.Load(); now != nil {
+		permits += now.lost()
 	}
 	return permits
 }

@@ -112,12 +112,21 @@ func WithPriorityFloor(share float64) Option {
 }
 
 // Priority returns the priority of the limiter's callers.
-func (l *RateLimiter) Priority() Priority { return l.priority }
+func (l *RateLimiter) Priority() Priority {
+	if l.following != nil {
+		if now := l.inUse(); now != nil {
+			return now.priority
+		}
+		return l.following.floor
+	}
+	return l.priority
+}
 
 // ForPriority returns the limiter of the same bucket, with the same options, for callers of another priority. It is for programs whose
 // callers differ in priority call by call. A second call returns the same limiter. A priority above [Lowest] counts as Lowest.
 //
-// Only the limiter itself takes leases ([WithPrefetch]): those that ForPriority returns take none.
+// Only the limiter itself takes leases ([WithPrefetch]): those that ForPriority returns take none. That of a limiter of [Following] follows
+// the same rule, and has the priority of the rule's limiter if that is lower.
 func (l *RateLimiter) ForPriority(p Priority) *RateLimiter {
 	if p = min(p, Lowest); p == l.priority {
 		return l
@@ -157,6 +166,11 @@ func (l *RateLimiter) newest() *setting {
 
 // forPriority returns a limiter that differs from l in its priority only.
 func (l *RateLimiter) forPriority(p Priority, k *kin) *RateLimiter {
+	if f := l.following; f != nil {
+		other := &RateLimiter{following: &following{f.name, f.rules, p}, priority: p}
+		other.kin.Store(k)
+		return other
+	}
 	other := &RateLimiter{
 		own: l.own, maxWait: l.maxWait, enabled: l.enabled, plain: l.plain, policy: l.policy, quota: l.quota, member: l.member, parts: l.parts,
 		shadow: l.shadow, observer: l.observer, label: l.label, memory: l.memory, time: l.time, priority: p, fairness: l.fairness, store: l.store,

@@ -55,6 +55,10 @@ func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, op
 // Delay that it read before goes earlier than its permit is due. Another process does the same with the next reply that shows the change: within half a
 // second while it has waiters or reservations. Permits that cannot go back, because another process has taken permits behind them, lapse.
 func (l *RateLimiter) SetQuota(ctx context.Context, n int, window, jitter time.Duration) error {
+	l, err := l.operated()
+	if err != nil {
+		return err
+	}
 	q := quota{n, window, jitter}
 	if l.quota == nil {
 		return invalid(l.Name(), wanted("quota", q, "a limiter of NewQuota"))

@@ -18,6 +18,7 @@ type Reservation struct {
 
 	limiter *RateLimiter // whose Close waits for SettleLater; nil if the call passed without a bucket
 	permits int64        // of the request
+	quota   bool         // they are of a quota
 }
 
 // refusedReservation returns a reservation that is not OK and could be granted after micros.

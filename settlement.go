@@ -52,7 +52,7 @@ func checkSettled(actual int) error {
 // settle sends the settlement, which the caller has claimed.
 func (r *Reservation) settle(ctx context.Context, actual int) error {
 	more, c := int64(actual)-r.permits, r.call.Coordinator()
-	if more == 0 || more < 0 && r.limiter != nil && r.limiter.quota != nil {
+	if more == 0 || more < 0 && r.quota {
 		return nil
 	}
 	got := c.Settle(ctx, r.call, r.permits, int64(actual), deadlineOf(ctx))
@@ -94,7 +94,11 @@ func (l *RateLimiter) settleLater(estimate int64, actual int, settle func(ctx co
 
 // notSettled logs that a settlement has failed.
 func (l *RateLimiter) notSettled(estimate int64, actual int, err error) {
-	l.limiter.Logger.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", l.Name(), "estimate", estimate,
+	log := l.limiter.Logger.Get()
+	if now := l.inUse(); now != nil {
+		log = now.limiter.Logger.Get()
+	}
+	log.Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", l.Name(), "estimate", estimate,
 		"used", actual, "error", err)
 }
 

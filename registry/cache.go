@@ -57,6 +57,21 @@ func bucketName(s string) string {
 	return s
 }
 
+// all calls f with all entries, without the lock.
+func (c *cache) all(f func(*entry)) {
+	c.mu.RLock()
+	entries := make([]*entry, 0, len(c.new)+len(c.old))
+	for _, generation := range []map[string]*entry{c.new, c.old} {
+		for _, e := range generation {
+			entries = append(entries, e)
+		}
+	}
+	c.mu.RUnlock()
+	for _, e := range entries {
+		f(e)
+	}
+}
+
 func (c *cache) len() int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -86,13 +86,14 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	}
 	load.Rows = len(table.Limits) + len(table.Rejected)
 	r.keep(old, next, load)
-	r.limits.Store(&book{next, newWide(next, r.parts)})
+	before := r.limits.Swap(&book{next, newWide(next, r.parts)})
 	r.forgetSlots(next)
 	r.faults.drop(func(f *Fault) bool { return f.Name != "" && next[f.Name] == nil })
 	load.Limits = len(next) - load.Bad
 	r.countShadows(next, load)
 	r.countUnmatched(next, load)
 	r.renewShadows(ctx, next)
+	r.handOver(ctx, before, r.limits.Load())
 }
 
 // logChange counts and logs a row that is new or has changed.
@@ -120,6 +121,7 @@ var unversioned = []string{"disabled", "max_wait", "concurrent_wait", "penalty",
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 	e := &entry{limit: *c, version: c.Version, wait: c.MaxWait, slot: r.slot(c)}
 	if was != nil {
+		e.follower.Store(was.follower.Load())
 		if was.limit.same(c, unversioned...) {
 			e.version = r.dispute(was)
 			if e.version == was.version {

@@ -34,6 +34,9 @@ type Registry struct {
 	limits  atomic.Pointer[book]
 	unnamed cache // limiters of names without a row
 	keys    cache // limiters of the keys of rows (Limit.PerKey)
+
+	unlisted atomic.Pointer[tokenbucket.Watch] // of names without an entry; replaced when rows are new
+
 	callers callers
 	past    past
 	slots   map[string]*admission.Slot // of rows with more than a rate, removed ones included; guarded by turn
@@ -86,6 +89,8 @@ type entry struct {
 	wait      time.Duration
 	bad       bool                                    // no version of the row was valid, so WithBadRows decides
 	limiter   atomic.Pointer[tokenbucket.RateLimiter] // nil until the first call
+	follower  atomic.Pointer[tokenbucket.RateLimiter] // of the row's name; nil before it is given away
+	watch     tokenbucket.Watch                       // for groups that wait while no limiter is in force
 	slot      *admission.Slot                         // nil if the row has a rate only
 	disputed  int                                     // consecutive loads that found another configuration in force in the bucket
 	replaced  time.Time                               // when a bucket of the other kind was last reset; guarded by kinds
@@ -121,6 +126,7 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
+	r.unlisted.Store(new(tokenbucket.Watch))
 	r.lost.policy = r.lossPolicy
 	r.admissions.Log, r.admissions.Bypassed = r.log, r.bypass
 	r.unnamed.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
@@ -136,6 +142,9 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 	r.watchSwitch()
 	r.polling.Go(r.poll)
 	r.polling.Go(r.mind)
+	if r.sw != nil {
+		r.polling.Go(r.passWaiting)
+	}
 	return r, nil
 }
 
@@ -257,13 +266,6 @@ func (r *Registry) Reset(ctx context.Context, name string) error {
 	return fmt.Errorf("registry: reset %.80q: no limit with a bucket is in force for the name", name)
 }
 
-// Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. It does not follow its row: later
-// changes of the row, and the switch, do not reach it, nor a group that it is a member of.
-func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {
-	f, err := r.find(name)
-	return f.limiter, err
-}
-
 // found has the limit that decides about the calls of a name.
 type found struct {
 	entry   *entry // nil if the name has neither a row nor a limit by Default
@@ -302,15 +304,9 @@ func (r *Registry) find(name string) (found, error) {
 	case e.limit.Rate == 0:
 		return r.inShadow(found{entry: e, by: gate.ByZero}), nil
 	}
-	l := e.limiter.Load()
-	if l == nil {
-		var err error
-		if l, err = r.limiter(&e.limit, e.version, e.limiterOptions()...); err != nil {
-			return found{}, err
-		}
-		if !e.limiter.CompareAndSwap(nil, l) {
-			l = e.limiter.Load()
-		}
+	l, err := r.limiterOf(e)
+	if err != nil {
+		return found{}, err
 	}
 	return found{entry: e, limiter: l, by: by}, nil
 }

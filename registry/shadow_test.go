@@ -88,6 +88,13 @@ func TestShadowOfAll(t *testing.T) {
 	for _, name := range []string{"/a", "/zero", "/bad", "/unknown"} {
 		require.Equal(t, 9, pass(t, r, name, 9), name)
 	}
+	for _, name := range []string{"/zero", "/bad", "/unknown"} {
+		for range 9 {
+			ok, err := allow(ctx, r, name)
+			require.NoError(t, err)
+			require.True(t, ok)
+		}
+	}
 	require.Equal(t, int64(8), h.shadowed.Load())
 	require.Equal(t, int64(3*9), h.bypassed.Load())
 	require.True(t, r.Stats().AllShadow)

@@ -85,7 +85,9 @@ func (r *Registry) Has(name string) bool {
 	return limits != nil && limits.rows[name] != nil
 }
 
-// Limiters returns the limiters of rows that have had a call, by name, without those of keys (Limit.PerKey).
+// Limiters returns the limiters of rows that have had a call, by name, without those of keys (Limit.PerKey). They are those in force
+// now, for their State and Waiting. After a load that changes their rows, their calls fail with tokenbucket.ErrSuperseded: for calls there is
+// [Registry.Limiter].
 func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
 	all := map[string]*tokenbucket.RateLimiter{}
 	for name, e := range r.limits.Load().rows {

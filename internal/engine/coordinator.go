@@ -84,6 +84,10 @@ func (c *Coordinator) accept(ctx context.Context, q *Call) (take bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.callers.count++
+	if err := c.followed(q); err != nil {
+		c.callers.end(q, failed, err)
+		return false
+	}
 	if c.callers.count > q.limiter.MaxWaiters && q.operation == nil && !q.charges() {
 		c.callers.end(q, failed, q.limiter.tooManyWaiters())
 		return false

@@ -108,7 +108,7 @@ func (d *deadlines) expireCall(q *Call, since time.Duration, f *flight, now time
 func (d *deadlines) expireFlight(f *flight, now time.Duration) {
 	d.expireCalls(f, now)
 	for i, q := range f.calls {
-		if !q.state.over() { // it has other permits, or asks again: a late reply must neither end it nor meet its next use
+		if q != nil && !q.state.over() { // it has other permits, or asks again: a late reply must neither end it nor meet its next use
 			q.arrived(f)
 			f.calls[i] = nil
 		}

@@ -20,6 +20,7 @@ type flight struct {
 	began   time.Duration // clock.Mono
 	local   int64         // the limiter's clock at began
 	late    bool          // its deadline has passed, so others may land before it
+	returns bool          // what it was granted for calls that no longer wait for it goes back
 }
 
 func (f *flight) add(q *Call, r permit.Request) {
@@ -173,7 +174,7 @@ func (t *inFlight) next(l *Limiter, now int64) *flight {
 		f = &flight{}
 	}
 	t.spare = nil
-	f.limiter, f.given, f.leased, f.late, f.local, f.began = l, 0, 0, false, now, 0
+	f.limiter, f.given, f.leased, f.late, f.returns, f.local, f.began = l, 0, 0, false, false, now, 0
 	f.batch = permit.Batch{
 		Name: c.Name, Key: c.Key, Terms: l.Own, Known: l.Effective(), Initial: l.Initial, Transient: l.Transient,
 		Requests: f.batch.Requests[:0], Session: t.session, Keep: true, Epoch: NewEpoch(), LocalMicros: t.micros,

@@ -22,6 +22,9 @@ type Limiter struct {
 	MaxWaiters  int
 	Logger      logger.Logger
 
+	successor *Limiter // see Coordinator.Supersede; nil while the limiter is in force. The coordinator's mu guards it
+	recalled  error    // see Coordinator.Recall; nil while the limiter is in force. The coordinator's mu guards it
+
 	// OnTrip is called after each batch whose first request is the limiter's, without a lock. Nil if there is no observer.
 	OnTrip func(Trip)
 	// OnPrefetch is called when a lease has ended: how many permits it had, and how many of them were used. The coordinator's lock is held.

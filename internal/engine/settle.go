@@ -113,7 +113,9 @@ func (r *reply) settle() {
 		}
 		switch {
 		case q == nil:
-			if requests[i].Grant.OK {
+			if granted := requests[i].Grant.OK; granted && f.returns {
+				r.giveBack(&requests[i])
+			} else if granted {
 				r.keep(&requests[i])
 			}
 		case q.operation != nil && q.operation.Read:

@@ -72,6 +72,7 @@ type Participant struct {
 	inFlight  inFlight
 	alarm     alarm
 	deadlines deadlines
+	recalled  error // see Recall; nil while the limiters are in force
 }
 
 // New returns a participant.
@@ -111,6 +112,11 @@ func (p *Participant) Submit(ctx context.Context, q *Call) (answered <-chan stru
 func (p *Participant) accept(q *Call, stays bool) (take bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.recalled != nil && q.settles == nil {
+		p.queue.count++
+		p.queue.fail(q, p.recalled)
+		return false
+	}
 	mono := clock.Mono()
 	now := p.local.NowAt(mono)
 	if !p.queue.join(q, now, mono) {
