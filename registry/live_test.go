@@ -254,7 +254,7 @@ func TestWaitersFollowTheirRow(t *testing.T) {
 					c.change(s)
 					time.Sleep(60 * time.Millisecond)
 					some, _ := s.ended()
-					anyWithout := f.name == "Any" && c.end // the other member decides
+					anyWithout := f.name == "Any" && c.end           // the other member decides
 					if f.name == "All" && c.name == "quota gained" { // as when the group is made
 						require.Equal(t, 30, some)
 						require.ErrorIs(t, s.fates[29].err, tokenbucket.ErrInvalidConfig)
