@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
@@ -31,15 +32,24 @@ func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, err
 // enter implements Enter and EnterN.
 func (r *Registry) enter(ctx context.Context, name string, cost int) (*gate.Admission, error) {
 	f, err := r.find(name)
+	v := visit{began: time.Now()}
+	defer v.passOn()
 	for attempt := 1; err == nil; attempt++ {
 		var a *gate.Admission
 		switch {
 		case f.bounded():
-			a, err = r.enterBounded(ctx, name, &f, cost)
+			a, err = r.enterBounded(ctx, name, &f, cost, &v)
 		case f.limiter != nil:
-			a, err = r.enterRate(ctx, &f, cost)
+			a, err = r.enterRate(ctx, &f, cost, &v)
 		default:
+			v.passOn()
 			return r.bypassed(name, &f), nil
+		}
+		if err != nil && errors.Is(err, tokenbucket.ErrSuperseded) { // another row is in force
+			v.awaitTurn(ctx)
+			attempt--
+			f, err = r.find(name)
+			continue
 		}
 		if attempt > 1 || f.limiter == nil || !errors.Is(err, tokenbucket.ErrInvalidConfig) {
 			return a, err
@@ -50,13 +60,27 @@ func (r *Registry) enter(ctx context.Context, name string, cost int) (*gate.Admi
 }
 
 // enterRate implements Enter for a row that has a rate only.
-func (r *Registry) enterRate(ctx context.Context, f *found, cost int) (*gate.Admission, error) {
-	permit, err := gate.Await(ctx, f.limiter, cost, f.entry.wait)
+func (r *Registry) enterRate(ctx context.Context, f *found, cost int, v *visit) (*gate.Admission, error) {
+	crowd := f.entry.waiting()
+	crowd.find(v)
+	wait := f.entry.wait
+	if v.reservation != nil { // it has waited by another row
+		wait = max(0, wait-v.waited())
+	}
+	permit, err := gate.Await(ctx, f.limiter, cost, wait)
+	v.passOn()
+	if err != nil && errors.Is(err, tokenbucket.ErrSuperseded) {
+		return nil, err
+	}
 	r.decided(f.entry, err == nil && permit.OK(), err)
 	if err != nil {
 		return nil, err
 	}
-	return gate.Wait(ctx, permit)
+	if !permit.OK() || isReady(permit) {
+		return gate.Wait(ctx, permit)
+	}
+	v.reservation = permit
+	return crowd.await(ctx, v)
 }
 
 // decided records the outcome of a call of a row that has a rate only.
@@ -80,10 +104,26 @@ func (r *Registry) bypassed(name string, f *found) *gate.Admission {
 func (f *found) bounded() bool { return f.by == gate.ByLimit && f.entry != nil && f.entry.slot != nil }
 
 // enterBounded implements Enter for a row that has a window or a concurrency.
-func (r *Registry) enterBounded(ctx context.Context, name string, f *found, cost int) (*gate.Admission, error) {
+func (r *Registry) enterBounded(ctx context.Context, name string, f *found, cost int, v *visit) (*gate.Admission, error) {
 	c := &f.entry.limit
 	call := admission.Call{Name: name, Cost: cost, Limiter: f.limiter, Wait: f.entry.wait, PlaceWait: c.ConcurrentWait, Shadow: r.shadows(c)}
-	a, outcome, err := r.admissions.Enter(ctx, f.entry.slot, r.bounds(c, f.entry.version), call)
+	if v.give != nil || v.reservation != nil { // it has waited by another row
+		v.passOn()
+		call.Wait, call.PlaceWait = max(0, call.Wait-v.waited()), max(0, call.PlaceWait-v.waited())
+	}
+	crowd := f.entry.waiting()
+	crowd.find(v)
+	within, give := context.WithCancelCause(ctx)
+	defer give(nil)
+	if v.give = give; !crowd.join(v) {
+		return nil, tokenbucket.ErrSuperseded
+	}
+	defer crowd.leave(v)
+	defer close(v.gave)
+	a, outcome, err := r.admissions.Enter(within, f.entry.slot, r.bounds(c, f.entry.version), call)
+	if err != nil && ctx.Err() == nil && (errors.Is(err, tokenbucket.ErrSuperseded) || context.Cause(within) == tokenbucket.ErrSuperseded) {
+		return nil, tokenbucket.ErrSuperseded
+	}
 	if outcome.OK {
 		r.faults.passed(f.entry)
 	} else {

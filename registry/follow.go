@@ -133,7 +133,7 @@ func (r *Registry) supersede(ctx context.Context, was, by *entry) {
 	if was != by {
 		was.watch.Changed()
 	}
-	r.supersedeLimiter(ctx, was, by)
+	r.supersedeEntry(ctx, was, by)
 	if !was.limit.PerKey {
 		return
 	}
@@ -141,17 +141,29 @@ func (r *Registry) supersede(ctx context.Context, was, by *entry) {
 		switch {
 		case key.of != was:
 		case by == was:
-			r.supersedeLimiter(ctx, key, key)
+			r.supersedeEntry(ctx, key, key)
 		case by != nil && by.limit.PerKey && by.limits():
-			r.supersedeLimiter(ctx, key, r.keys.of(by, key.limit.Name))
+			r.supersedeEntry(ctx, key, r.keys.of(by, key.limit.Name))
 		default:
-			r.supersedeLimiter(ctx, key, nil)
+			r.supersedeEntry(ctx, key, nil)
 		}
 	})
 }
 
-// supersedeLimiter implements supersede for one bucket.
-func (r *Registry) supersedeLimiter(ctx context.Context, was, by *entry) {
+// waiting returns the calls of Enter that wait by the entry's limiter.
+func (e *entry) waiting() *crowd {
+	if e.with != nil {
+		return e.with
+	}
+	return &e.crowd
+}
+
+// supersedeEntry implements supersede for one bucket.
+func (r *Registry) supersedeEntry(ctx context.Context, was, by *entry) {
+	if by == nil || by == was || by.waiting() != was.waiting() {
+		resume := was.waiting().end(ctx)
+		defer resume()
+	}
 	l := was.limiter.Load()
 	if l == nil {
 		return
@@ -209,14 +221,17 @@ func (r *Registry) limiterOf(e *entry) (*tokenbucket.RateLimiter, error) {
 // lookAtSwitch is the time between two looks at the switch for the sake of the calls that wait.
 const lookAtSwitch = 50 * time.Millisecond
 
-// passWaiting lets the calls that wait pass while the switch is off, until Close.
+// passWaiting lets the calls that wait pass when the switch is off, until Close.
 func (r *Registry) passWaiting() {
 	ticker := time.NewTicker(lookAtSwitch)
 	defer ticker.Stop()
-	for {
+	for looks := 0; ; looks++ {
 		select {
 		case <-ticker.C:
-			if !r.sw.Enabled() { // at each look: a call may have found the switch on, and begun to wait since
+			switch {
+			case r.sw.Enabled():
+				looks = -1
+			case looks < 2 || looks%32 == 0: // again and again: a call may have found the switch on, and begun to wait since
 				r.recallAll()
 			}
 		case <-r.ctx.Done():
@@ -227,11 +242,7 @@ func (r *Registry) passWaiting() {
 
 // recallAll lets all calls that wait ask for the rule in force.
 func (r *Registry) recallAll() {
-	recall := func(e *entry) {
-		if l := e.limiter.Load(); l != nil {
-			l.Supersede(l, nil)
-		}
-	}
+	recall := func(e *entry) { r.supersedeEntry(r.ctx, e, e) }
 	for _, e := range r.limits.Load().rows {
 		recall(e)
 	}

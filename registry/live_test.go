@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -22,6 +23,7 @@ type scene struct {
 	sw     *killswitch.Local
 	limits *registry.Registry
 	began  time.Time
+	places bool // rows have places, too
 
 	mu    sync.Mutex
 	fates []fate
@@ -48,6 +50,9 @@ func aRow(rate float64, change ...func(*registry.Limit)) registry.Limit {
 // set puts rows in force in place of /a.
 func (s *scene) set(rows ...registry.Limit) {
 	slow := row("/b", 1e-4, 1)
+	for i := range rows {
+		rows[i] = s.bounded(rows[i])
+	}
 	s.source.set(append(rows, slow)...)
 	require.NoError(s.t, s.limits.Reload(ctx))
 }
@@ -295,4 +300,61 @@ func TestWaitersFollowTheirRow(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The calls of Enter that wait are admitted by the row in force when they begin, those of a row with places, too.
+func TestEnterFollowsItsRow(t *testing.T) {
+	for _, c := range waiters {
+		for _, places := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/places %v", c.name, places), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := &scene{t: t, source: &fake{}, sw: killswitch.NewLocal(true), places: places}
+					s.source.set(s.bounded(aRow(10)), row("/b", 1e-4, 1))
+					s.limits = open(t, s.source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour), registry.WithSwitch(s.sw),
+						registry.WithLocalSemaphores())
+					s.began = time.Now()
+					var calls sync.WaitGroup
+					s.wait(&calls, 30, func(ctx context.Context) (bool, error) { return allow(ctx, s.limits, "/a") })
+					time.Sleep(time.Until(s.began.Add(550 * time.Millisecond)))
+					_, passed := s.ended()
+					require.Equal(t, 6, passed)
+					c.change(s)
+					time.Sleep(120 * time.Millisecond)
+					if ended, _ := s.ended(); c.end {
+						require.Equal(t, 30, ended)
+					}
+					time.Sleep(1880 * time.Millisecond)
+					_, later := s.ended()
+					switch c.name {
+					case "changed twice": // the first change refuses them
+					case "priority lowered": // a reservation is refused beyond the look-ahead of its priority
+						require.GreaterOrEqual(t, later-passed, 1)
+					default:
+						require.GreaterOrEqual(t, later-passed, c.least)
+					}
+					require.LessOrEqual(t, later-passed, c.most)
+					time.Sleep(10 * time.Second)
+					calls.Wait()
+					ended, _ := s.ended()
+					require.Equal(t, 30, ended)
+					for _, o := range s.fates {
+						require.NoError(t, o.err)
+					}
+					if !c.end && !places {
+						passed := slices.DeleteFunc(s.fates, func(o fate) bool { return !o.passed })
+						require.True(t, slices.IsSortedFunc(passed, func(a, b fate) int { return a.caller - b.caller }), "%v", passed)
+					}
+					s.limits.Close()
+				})
+			})
+		}
+	}
+}
+
+// bounded gives a row places, if the scene has them.
+func (s *scene) bounded(l registry.Limit) registry.Limit {
+	if s.places {
+		l.Concurrent = 100
+	}
+	return l
 }

@@ -130,6 +130,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 				}
 				if e.wait == was.wait && c.Priority == was.limit.Priority && !c.Disabled {
 					e.limiter.Store(was.limiter.Load())
+					e.with = was.waiting()
 				}
 			}
 		} else { // also if the time of modification has not risen: it may count whole seconds, and clocks are set

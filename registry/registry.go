@@ -90,6 +90,8 @@ type entry struct {
 	bad       bool                                    // no version of the row was valid, so WithBadRows decides
 	limiter   atomic.Pointer[tokenbucket.RateLimiter] // nil until the first call
 	follower  atomic.Pointer[tokenbucket.RateLimiter] // of the row's name; nil before it is given away
+	crowd     crowd                                   // the calls of Enter that wait; see waiting
+	with      *crowd                                  // the crowd of an earlier entry with the same limiter; nil if there is none
 	watch     tokenbucket.Watch                       // for groups that wait while no limiter is in force
 	slot      *admission.Slot                         // nil if the row has a rate only
 	disputed  int                                     // consecutive loads that found another configuration in force in the bucket

@@ -566,7 +566,7 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.Equal(t, []int{0, 1, 2, 3}, order)
-		require.Equal(t, []time.Duration{time.Second, 2 * time.Second, 2100 * time.Millisecond, 2200 * time.Millisecond}, at)
+		require.Equal(t, []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond, 400 * time.Millisecond}, at, "by the new row")
 		r.Close()
 	})
 }

@@ -1,0 +1,147 @@
+package registry
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
+)
+
+// crowd has the calls of Enter that wait by one entry. When another row is in force, they give back what they hold, and ask again: those of a row with a
+// rate only in the order in which they came. The zero value is ready for use.
+type crowd struct {
+	mu      sync.Mutex
+	changes int // number of calls of end
+	waiting map[*visit]struct{}
+}
+
+// visit is a call of Enter. Its goroutine alone uses began and came.
+type visit struct {
+	began time.Time // when the call came
+	came  int       // changes of the crowd when the call found its row
+
+	reservation *tokenbucket.Reservation // of a row with a rate only; else nil
+	give        context.CancelCauseFunc  // lets a call of another row give back what it holds; else nil
+	gave        chan struct{}            // closed when that has ended, or the call begins
+	moved       chan struct{}            // closed when it is the call's turn to ask again; nil while it does not wait
+	asked       chan struct{}            // closed when it has asked again
+}
+
+// waited returns how long the call has waited.
+func (v *visit) waited() time.Duration { return time.Since(v.began) }
+
+// awaitTurn waits until all calls of another row have given back what they hold.
+func (v *visit) awaitTurn(ctx context.Context) {
+	if v.give == nil || v.asked == nil {
+		return
+	}
+	select {
+	case <-v.moved:
+	case <-ctx.Done():
+	}
+}
+
+// passOn lets the next call ask.
+func (v *visit) passOn() {
+	if v.asked != nil {
+		close(v.asked)
+		v.asked = nil
+	}
+}
+
+// find notes that a call has found its row.
+func (c *crowd) find(v *visit) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v.came = c.changes
+}
+
+// join adds a call that waits. It reports false if another row is in force since the call found its own.
+func (c *crowd) join(v *visit) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if v.came != c.changes {
+		return false
+	}
+	if c.waiting == nil {
+		c.waiting = map[*visit]struct{}{}
+	}
+	v.moved, v.gave = make(chan struct{}), make(chan struct{})
+	c.waiting[v] = struct{}{}
+	return true
+}
+
+// leave removes a call.
+func (c *crowd) leave(v *visit) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.waiting, v)
+}
+
+// end lets all calls that wait give back what they hold, because another row may be in force. resume lets them ask again.
+func (c *crowd) end(ctx context.Context) (resume func()) {
+	c.mu.Lock()
+	c.changes++
+	visits := make([]*visit, 0, len(c.waiting))
+	asked := map[*visit]chan struct{}{} // a call that leaves meanwhile may change its own
+	for v := range c.waiting {
+		v.asked = make(chan struct{})
+		asked[v] = v.asked
+		visits = append(visits, v)
+	}
+	c.waiting = nil
+	c.mu.Unlock()
+	slices.SortFunc(visits, func(a, b *visit) int { return a.began.Compare(b.began) })
+	var giving sync.WaitGroup
+	for _, v := range slices.Backward(visits) {
+		if v.give != nil {
+			v.give(tokenbucket.ErrSuperseded)
+			giving.Go(func() { <-v.gave })
+		} else {
+			giving.Go(func() { _ = v.reservation.Cancel(ctx) }) // the limiter logs an unavailable store
+		}
+	}
+	giving.Wait() // a call that asked earlier would get the permits of the others
+	return func() {
+		for _, v := range visits {
+			if close(v.moved); v.give == nil {
+				<-asked[v]
+			}
+		}
+	}
+}
+
+// await blocks until the permits of a reservation are due. It returns tokenbucket.ErrSuperseded if another row is in force, and the permits are given back.
+func (c *crowd) await(ctx context.Context, v *visit) (*gate.Admission, error) {
+	r := v.reservation
+	if !c.join(v) {
+		_ = r.Cancel(ctx)
+		if isReady(r) {
+			return gate.Wait(ctx, r)
+		}
+		return nil, tokenbucket.ErrSuperseded
+	}
+	defer c.leave(v)
+	select {
+	case <-r.Ready():
+	case <-ctx.Done():
+	case <-v.moved:
+		if !isReady(r) { // permits that were due are used
+			return nil, tokenbucket.ErrSuperseded
+		}
+	}
+	return gate.Wait(ctx, r)
+}
+
+// isReady reports whether the permits of a reservation are due.
+func isReady(r *tokenbucket.Reservation) bool {
+	select {
+	case <-r.Ready():
+		return true
+	default:
+		return false
+	}
+}
