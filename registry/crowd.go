@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
@@ -23,12 +25,17 @@ type visit struct {
 	began time.Time // when the call came
 	came  int       // changes of the crowd when the call found its row
 
+	number int64 // of its first wait: later ones are higher; 0 before
+
 	reservation *tokenbucket.Reservation // of a row with a rate only; else nil
 	give        context.CancelCauseFunc  // lets a call of another row give back what it holds; else nil
 	gave        chan struct{}            // closed when that has ended, or the call begins
 	moved       chan struct{}            // closed when it is the call's turn to ask again; nil while it does not wait
 	asked       chan struct{}            // closed when it has asked again
 }
+
+// waits counts the calls of all registries that have waited.
+var waits atomic.Int64
 
 // waited returns how long the call has waited.
 func (v *visit) waited() time.Duration { return time.Since(v.began) }
@@ -69,6 +76,9 @@ func (c *crowd) join(v *visit) bool {
 	if c.waiting == nil {
 		c.waiting = map[*visit]struct{}{}
 	}
+	if v.number == 0 {
+		v.number = waits.Add(1)
+	}
 	v.moved, v.gave = make(chan struct{}), make(chan struct{})
 	c.waiting[v] = struct{}{}
 	return true
@@ -94,7 +104,7 @@ func (c *crowd) end(ctx context.Context) (resume func()) {
 	}
 	c.waiting = nil
 	c.mu.Unlock()
-	slices.SortFunc(visits, func(a, b *visit) int { return a.began.Compare(b.began) })
+	slices.SortFunc(visits, func(a, b *visit) int { return cmp.Or(a.began.Compare(b.began), cmp.Compare(a.number, b.number)) })
 	var giving sync.WaitGroup
 	for _, v := range slices.Backward(visits) {
 		if v.give != nil {
@@ -107,7 +117,8 @@ func (c *crowd) end(ctx context.Context) (resume func()) {
 	giving.Wait() // a call that asked earlier would get the permits of the others
 	return func() {
 		for _, v := range visits {
-			if close(v.moved); v.give == nil {
+			bounded := v.give != nil
+			if close(v.moved); !bounded {
 				<-asked[v]
 			}
 		}

@@ -64,7 +64,7 @@ func (r *Registry) enterRate(ctx context.Context, f *found, cost int, v *visit) 
 	crowd := f.entry.waiting()
 	crowd.find(v)
 	wait := f.entry.wait
-	if v.reservation != nil { // it has waited by another row
+	if v.number != 0 { // it has waited by another row
 		wait = max(0, wait-v.waited())
 	}
 	permit, err := gate.Await(ctx, f.limiter, cost, wait)
@@ -79,7 +79,7 @@ func (r *Registry) enterRate(ctx context.Context, f *found, cost int, v *visit) 
 	if !permit.OK() || isReady(permit) {
 		return gate.Wait(ctx, permit)
 	}
-	v.reservation = permit
+	v.reservation, v.give = permit, nil
 	return crowd.await(ctx, v)
 }
 
@@ -107,7 +107,7 @@ func (f *found) bounded() bool { return f.by == gate.ByLimit && f.entry != nil &
 func (r *Registry) enterBounded(ctx context.Context, name string, f *found, cost int, v *visit) (*gate.Admission, error) {
 	c := &f.entry.limit
 	call := admission.Call{Name: name, Cost: cost, Limiter: f.limiter, Wait: f.entry.wait, PlaceWait: c.ConcurrentWait, Shadow: r.shadows(c)}
-	if v.give != nil || v.reservation != nil { // it has waited by another row
+	if v.number != 0 { // it has waited by another row
 		v.passOn()
 		call.Wait, call.PlaceWait = max(0, call.Wait-v.waited()), max(0, call.PlaceWait-v.waited())
 	}

@@ -36,7 +36,7 @@ const (
 
 // known are the cells that do not hold yet, and what mends them. An empty name is any feature.
 var known = []struct{ one, other, item string }{
-	{"row that changes", "", "a limiter that a registry gives away does not follow its row"},
+	{"row that changes", "Penalize", "permits that a penalty has moved lapse if the row changes in the same instant"},
 	{"All", "Return", groupBehindAnother},
 	{"All", "Cancel", groupBehindAnother},
 	{"Settle down", "Return", behindAnother},
