@@ -288,7 +288,7 @@ func TestWaitersFollowTheirRow(t *testing.T) {
 					s.set(aRow(1000, func(l *registry.Limit) { l.Version = 1000 }))
 					s.sw.Set(true)
 					calls.Wait()
-					ended, passed = s.ended()
+					ended, _ = s.ended()
 					require.Equal(t, 30, ended)
 					for _, o := range s.fates {
 						switch {
