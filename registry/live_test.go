@@ -40,7 +40,7 @@ type fate struct {
 // aRow is the row /a.
 func aRow(rate float64, change ...func(*registry.Limit)) registry.Limit {
 	one := 1.0
-	l := registry.Limit{Name: "/a", Row: "a", Rate: rate, MaxPermits: &one, WaitShare: 5}
+	l := registry.Limit{Name: "/a", Row: "a", Rate: rate, Burst: &one, MaxWait: 5 * time.Second}
 	for _, f := range change {
 		f(&l)
 	}
@@ -136,10 +136,10 @@ var changes = []struct {
 	{"rate raised", func(s *scene) { s.set(aRow(50)) }, 95, 101, nil},
 	{"rate 0", func(s *scene) { s.set(aRow(0)) }, 0, 0, tokenbucket.ErrNeverGranted},
 	{"warm-up gained", func(s *scene) {
-		s.set(aRow(10, func(l *registry.Limit) { l.Warmup, l.MaxPermits = 4*time.Second, nil }))
+		s.set(aRow(10, func(l *registry.Limit) { l.Warmup, l.Burst = 4*time.Second, nil }))
 	}, 5, 14, nil},
 	{"quota gained", func(s *scene) {
-		s.set(aRow(4, func(l *registry.Limit) { l.Quota, l.MaxPermits = true, nil }))
+		s.set(aRow(4, func(l *registry.Limit) { l.Quota, l.Burst = true, nil }))
 	}, 7, 9, nil},
 	{"priority lowered", func(s *scene) { s.set(aRow(2, func(l *registry.Limit) { l.Priority = tokenbucket.Low })) }, 3, 5, nil},
 	{"disabled", func(s *scene) { s.set(aRow(10, func(l *registry.Limit) { l.Disabled = true })) }, 200, 200, nil},
@@ -204,10 +204,10 @@ var waiters = []struct {
 	{"rate raised", func(s *scene) { s.set(aRow(50)) }, 24, 24, false, nil},
 	{"rate 0", func(s *scene) { s.set(aRow(0)) }, 0, 0, true, tokenbucket.ErrNeverGranted},
 	{"warm-up gained", func(s *scene) {
-		s.set(aRow(10, func(l *registry.Limit) { l.Warmup, l.MaxPermits = 4*time.Second, nil }))
+		s.set(aRow(10, func(l *registry.Limit) { l.Warmup, l.Burst = 4*time.Second, nil }))
 	}, 5, 9, false, nil},
 	{"quota gained", func(s *scene) {
-		s.set(aRow(4, func(l *registry.Limit) { l.Quota, l.MaxPermits = true, nil }))
+		s.set(aRow(4, func(l *registry.Limit) { l.Quota, l.Burst = true, nil }))
 	}, 7, 8, false, nil},
 	{"priority lowered", func(s *scene) { s.set(aRow(2, func(l *registry.Limit) { l.Priority = tokenbucket.Low })) }, 3, 4, false, nil},
 	{"disabled", func(s *scene) { s.set(aRow(10, func(l *registry.Limit) { l.Disabled = true })) }, 24, 24, true, nil},

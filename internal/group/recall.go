@@ -10,7 +10,7 @@ func (p *Participant) Recall(err error, forGood bool) {
 	}
 	now := p.local.Now()
 	p.queue.release(now)
-	recalled := p.queue.recall(now)
+	recalled := p.queue.takeBack(now)
 	if f := p.inFlight.flight; f != nil {
 		for _, q := range f.rows { // what they are granted goes back
 			if q != nil && q.recallable() {
@@ -28,8 +28,8 @@ func (p *Participant) Recall(err error, forGood bool) {
 // recallable reports whether a call has no permits that it may keep.
 func (q *Call) recallable() bool { return q.settles == nil && !q.promised && q.state <= owned }
 
-// recall removes the calls that are not in flight, and returns them in order. Their permits are spare, so they go back.
-func (l *queue) recall(now int64) (recalled []*Call) {
+// takeBack removes the calls that are not in flight, and returns them in order. Their permits are spare, so they go back.
+func (l *queue) takeBack(now int64) (recalled []*Call) {
 	kept := l.owned[:0]
 	for _, q := range l.owned {
 		if !q.recallable() {

@@ -75,7 +75,7 @@ func TestPlacesOfClientsThatSendMore(t *testing.T) {
 // Nor does it keep its place in the queue of the rate, or reach the upstream.
 func TestQueuesOfClientsThatSendMore(t *testing.T) {
 	var received atomic.Int64
-	p, _ := listening(t, registry.Limit{Rate: 0.01, WaitShare: 1e6}, func(http.ResponseWriter, *http.Request) { received.Add(1) })
+	p, _ := listening(t, registry.Limit{Rate: 0.01, MaxWait: 1e6 * time.Second}, func(http.ResponseWriter, *http.Request) { received.Add(1) })
 	first := p.dial(t)
 	_, err := io.WriteString(first, anyRequest)
 	require.NoError(t, err)
