@@ -332,7 +332,7 @@ func TestReadme(t *testing.T) {
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	source := ""
 	for _, file := range []string{
-		"example_test.go", "example_migrating_test.go", "example_testing_test.go", "example_fairness_test.go", "example_group_test.go", "gate/example_cost_test.go",
+		"example_test.go", "example_migrating_test.go", "example_testing_test.go", "example_fairness_test.go", "example_group_test.go", "gate/example_cost_test.go", "httplimit/example_two_keys_test.go",
 		"registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
 		"examples/hello/main.go", "console/fleet/example_test.go",
 	} {

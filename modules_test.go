@@ -18,7 +18,7 @@ const library = "github.com/go-tokenbucket/tokenbucket"
 // testSupport are the internal packages that tests of nested modules import. go build of a program that requires such a module does not look
 // at its tests, but go mod tidy does: it must find these packages in whatever version of the library the program has. So none of them is ever
 // removed or renamed. What they contain may change.
-var testSupport = []string{library + "/internal/redistest", library + "/internal/telemetrytest"}
+var testSupport = []string{library + "/internal/redistest", library + "/internal/telemetrytest", library + "/internal/tries/triestest"}
 
 // A nested module uses the library's public packages alone, because a program may require the module together with another version of the
 // library, and internal packages change without notice. Tests run in a checkout, where all modules have one version: see testSupport for

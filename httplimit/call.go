@@ -71,3 +71,10 @@ func (c *call) end() {
 		c.watch.End()
 	}
 }
+
+// WithoutCancel is for the base of a [Transport] that lets calls outlive their callers. It returns a context that does not end with its parent, as
+// that of [context.WithoutCancel]. It ends when cancel is called, and when net/http would send the request again without a permit: see
+// [RepeatError]. The parent must be the request's context, or derive from it.
+func WithoutCancel(parent context.Context) (ctx context.Context, cancel context.CancelFunc) {
+	return tries.WithoutCancel(parent)
+}

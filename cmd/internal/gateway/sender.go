@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/tries"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
 // sender sends calls to upstreams. A call that holds a place of a semaphore outlives its client until the upstream's response begins, or
@@ -19,7 +19,7 @@ func (s sender) RoundTrip(r *http.Request) (*http.Response, error) {
 	if c.admission == nil || !c.admission.Holds() {
 		return s.proxy.base.RoundTrip(r)
 	}
-	ctx, cancel := tries.WithoutCancel(r.Context())
+	ctx, cancel := httplimit.WithoutCancel(r.Context())
 	defer context.AfterFunc(s.proxy.requests, cancel)()
 	sent := r.WithContext(ctx)
 	var body *upload
