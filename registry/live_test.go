@@ -366,3 +366,82 @@ func (s *scene) bounded(l registry.Limit) registry.Limit {
 	}
 	return l
 }
+
+// A reservation stays due when its row changes. The permits that waiters beside it gave up are used by no waiter.
+func TestReservationsOutliveARow(t *testing.T) {
+	for _, store := range []tokenbucket.Store{tokenbucket.NewMemoryStore(), &distant{tokenbucket.NewMemoryStore()}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &scene{t: t, source: &fake{}, sw: killswitch.NewLocal(true)}
+			s.source.set(aRow(10))
+			s.limits = open(t, s.source, store, registry.WithInterval(time.Hour), registry.WithSwitch(s.sw))
+			l, err := s.limits.Limiter("/a")
+			require.NoError(t, err)
+			s.began = time.Now()
+			var calls sync.WaitGroup
+			s.wait(&calls, 5, func(ctx context.Context) (bool, error) { return l.TryAcquire(ctx, 1, 30*time.Second) })
+			r, err := l.Reserve(ctx, 1)
+			require.NoError(t, err)
+			s.set(aRow(0.01))
+			select {
+			case <-r.Ready():
+			case <-time.After(time.Minute):
+			}
+			require.LessOrEqual(t, time.Since(s.began).Round(10*time.Millisecond), 500*time.Millisecond, "it may move up, as those ahead of it gave up")
+			time.Sleep(2 * time.Second)
+			_, passed := s.ended()
+			require.Equal(t, 1, passed, "the first, before the change")
+			require.NoError(t, r.Settle(ctx, 3))
+			require.NoError(t, l.Close(ctx))
+			s.set(aRow(0))
+			calls.Wait()
+			s.limits.Close()
+		})
+	}
+}
+
+// The calls of a group that wait for other members learn of a member that comes into force, or passes them no longer.
+func TestGroupsLearnOfAMember(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, after registry.Limit
+		passed        int // two seconds later
+	}{
+		"All": {aRow(10, func(l *registry.Limit) { l.Disabled = true }), aRow(0.001), 0},
+		"Any": {aRow(0), aRow(10), 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &scene{t: t, source: &fake{}, sw: killswitch.NewLocal(true)}
+				s.source.set(c.before)
+				s.limits = open(t, s.source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour), registry.WithSwitch(s.sw))
+				l, err := s.limits.Limiter("/a")
+				require.NoError(t, err)
+				slow, err := tokenbucket.NewSmoothBursty("slow", 0.5, tokenbucket.WithInitialPermits(0))
+				require.NoError(t, err)
+				var call verb
+				if name == "All" {
+					g, err := tokenbucket.All(l, slow)
+					require.NoError(t, err)
+					call = func(ctx context.Context) (bool, error) { return g.TryAcquire(ctx, 1, time.Hour) }
+				} else {
+					g, err := tokenbucket.Any(l, slow)
+					require.NoError(t, err)
+					call = func(ctx context.Context) (bool, error) {
+						by, err := g.TryAcquire(ctx, 1, time.Hour)
+						return by != nil, err
+					}
+				}
+				s.began = time.Now()
+				var calls sync.WaitGroup
+				s.wait(&calls, 6, call)
+				s.set(c.after)
+				time.Sleep(2 * time.Second)
+				_, passed := s.ended()
+				require.LessOrEqual(t, passed, max(1, c.passed), "the new bucket has one permit")
+				require.GreaterOrEqual(t, passed, c.passed)
+				s.set(aRow(1000, func(l *registry.Limit) { l.Version = 9 }))
+				calls.Wait()
+				s.limits.Close()
+			})
+		})
+	}
+}
