@@ -91,6 +91,11 @@ func batch(t *testing.T, server *redistest.Server, processes int, orders []order
 		cells[i] = newCell(o.Name, lasts, o.Features...)
 	}
 	time.Sleep(time.Until(j.Begins.Add(lasts + drain)))
+	var ending sync.WaitGroup
+	for _, w := range workers { // at once: each waits for the end of its input
+		ending.Go(func() { w.End() })
+	}
+	ending.Wait()
 	for p, w := range workers {
 		seen := 0
 		for _, r := range w.End() {
