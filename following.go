@@ -99,9 +99,9 @@ func (l *RateLimiter) decideFollowing(ctx context.Context, v verb, permits int, 
 		} else {
 			waited = time.Duration(now-began) * time.Microsecond
 		}
-		left := timeout
+		left := max(0, timeout)
 		if timeout != math.MaxInt64 {
-			left = timeout - waited
+			left -= waited
 		}
 		got, err = r.Limiter.decide(ctx, v, permits, left)
 		switch {
@@ -146,17 +146,43 @@ func (f *following) withoutLimiter(ctx context.Context, refused error, v verb, p
 // Supersede ends the waits of the limiter's callers, because by is in force in its place; nil if no limiter is. Callers that wait by a limiter of
 // [Following] are decided by the rule in force then, in their order if by has the same bucket and priority. Others get [ErrSuperseded], now and
 // for each later call, unless by has the same bucket and priority: then that decides. Permits that the process has taken for the waiters go
-// back to the bucket. Reservations that were granted, operations and settlements keep what they have.
+// back to the bucket. Reservations that were granted, operations and settlements keep what they have. A later call of such a limiter, which its program
+// still uses by itself, may be granted without waiting.
 //
 // prepare, if not nil, is called before the waiting callers of l are decided by a limiter of the same bucket and priority: it may reset a bucket of
 // another kind.
 //
+// A limiter that was superseded may supersede another one: then it decides again. A limiter of Following cannot be superseded; as by it stands for the
+// limiter that its rule names.
+//
 // A limiter may supersede itself: for its callers that wait, another limiter may be in force. They ask for it, or get [ErrSuperseded].
 func (l *RateLimiter) Supersede(by *RateLimiter, prepare func()) {
+	if l.following != nil { // it has no callers of its own: they wait by the limiter in force
+		return
+	}
+	if by != nil {
+		if by = by.inUse(); by != nil {
+			by.reinstate()
+		}
+	}
 	l.supersede(by, prepare)
 	for p := Normal; p <= Lowest; p++ {
 		if from := l.made(p); from != nil && from != l {
-			from.supersede(by, nil)
+			to := by
+			if to != nil && to.priority < p && l.priority <= to.priority { // it was made for callers of a lower priority
+				to = to.ForPriority(p)
+			}
+			from.supersede(to, nil)
+		}
+	}
+}
+
+// reinstate lets a limiter that was superseded decide again.
+func (l *RateLimiter) reinstate() {
+	for p := Normal; p <= Lowest; p++ {
+		if of := l.made(p); of != nil {
+			of.limiter.Coordinator.Reinstate(&of.limiter)
+			of.groups.reinstate()
 		}
 	}
 }
@@ -174,9 +200,6 @@ func (l *RateLimiter) made(p Priority) *RateLimiter {
 
 func (l *RateLimiter) supersede(by *RateLimiter, prepare func()) {
 	forGood := by == nil || l.made(by.priority) != by
-	if forGood && by != nil && by.priority < l.priority {
-		by = by.ForPriority(l.priority)
-	}
 	c := l.limiter.Coordinator
 	if forGood && by != nil && by.limiter.Coordinator == c {
 		c.Supersede(&l.limiter, &by.limiter, prepare)
@@ -188,6 +211,7 @@ func (l *RateLimiter) supersede(by *RateLimiter, prepare func()) {
 	}
 	if s := l.share.Load(); s != nil {
 		s.limiter.limiter.Coordinator.Recall(&s.limiter.limiter, ErrSuperseded, forGood)
+		s.limiter.groups.supersede(forGood)
 	}
 	l.groups.supersede(forGood)
 }
@@ -218,6 +242,18 @@ func (g *groups) join(p *group.Participant) {
 	}
 	if g.of = append(kept, weak.Make(p)); g.superseded {
 		p.Recall(ErrSuperseded, true)
+	}
+}
+
+// reinstate lets the participants decide again.
+func (g *groups) reinstate() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.superseded = false
+	for _, p := range g.of {
+		if p := p.Value(); p != nil {
+			p.Reinstate()
+		}
 	}
 }
 
@@ -320,9 +356,9 @@ func (g *several) askFollowing(ctx context.Context, v verb, permits int, timeout
 		} else {
 			waited = time.Duration(micros-began) * time.Microsecond
 		}
-		left := timeout
+		left := max(0, timeout)
 		if timeout != math.MaxInt64 {
-			left = timeout - waited
+			left -= waited
 		}
 		a, err := now.ask(ctx, v, permits, left)
 		switch {

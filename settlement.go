@@ -78,7 +78,11 @@ func (r *Reservation) SettleLater(actual int) {
 // settleLater calls settle in the background, and logs its error. [RateLimiter.Close] waits for it.
 func (l *RateLimiter) settleLater(estimate int64, actual int, settle func(ctx context.Context, actual int) error) {
 	ends := []func(){l.settling.begin()}
-	for _, s := range l.settles {
+	counts := l.settles
+	if now := l.inUse(); now != nil {
+		counts = now.settles // those of a limiter of Following are its rule's
+	}
+	for _, s := range counts {
 		ends = append(ends, s.begin())
 	}
 	go func() {

@@ -16,7 +16,6 @@ type call struct {
 	key       string
 	watch     tries.Watch     // not started if the base cannot repeat the request
 	admission *gate.Admission // of the last try
-	repeated  bool            // there was more than one try
 }
 
 func (t *Transport) newCall(r *http.Request, key string, a *gate.Admission) *call {
@@ -33,7 +32,6 @@ func (t *Transport) newCall(r *http.Request, key string, a *gate.Admission) *cal
 // Again implements tries.Call. It asks for the permit of a further try. The one before has ended, so it leaves first: with a concurrency of
 // one it would be in the way.
 func (c *call) Again() error {
-	c.repeated = true
 	c.admission.Leave()
 	a, err := c.transport.enter(c.original, c.key)
 	c.admission = a
@@ -55,11 +53,7 @@ func (c *call) failure(err error) error {
 // the call, so that a caller can settle its cost.
 func (c *call) answered(response *http.Response) *gate.Admission {
 	if r := response.Request; r != nil && c.watch.Started() {
-		ctx := context.WithoutCancel(r.Context())
-		if c.repeated {
-			ctx = gate.NewContext(ctx, c.admission)
-		}
-		response.Request = r.WithContext(ctx)
+		response.Request = r.WithContext(gate.NewContext(context.WithoutCancel(c.original.Context()), c.admission))
 	}
 	return c.admission
 }

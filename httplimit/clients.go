@@ -17,8 +17,8 @@ import (
 // request ends. If a byte comes, as of a pipelined request or a stray line end, net/http stops watching, and the context
 // lasts as long as the handler. A client could send such a byte and leave, and its request would still wait for a permit, and
 // keep its place. A watched connection reads on, up to 64 KiB, and ends the contexts of its requests when the client has left.
-// Pipelined requests are served in turn, as without it. A client that sends more than that without waiting for its response
-// counts as gone.
+// Pipelined requests are served in turn, as without it. A client that sends more than that before its response begins counts as
+// gone; once it has begun, the next request may come, and the watch ends.
 //
 // A client that closes only its own direction counts as gone, too, as in net/http: the two cannot be told apart.
 //
@@ -80,6 +80,8 @@ func watchedOf(conn net.Conn) *watched {
 
 const mostAhead = 64 << 10 // bytes read ahead of a connection
 
+const prior = "PRI " // an HTTP/2 connection begins with it
+
 var errAhead = errors.New("httplimit: the client has sent too much beyond its request")
 
 // watched is a connection that is read ahead while the server does not read it. Reads of the server come one after the other; the one that waits
@@ -90,7 +92,9 @@ type watched struct {
 	mu      sync.Mutex
 	changed sync.Cond // signalled when ahead, err or reading change
 	cancel  context.CancelFunc
-	off     bool   // the connection is hijacked, or not of a server with WatchClients
+	off     bool   // the connection is hijacked, of HTTP/2, or not of a server with WatchClients
+	begins  []byte // the first bytes, up to the length of prior
+	replied bool   // a part of the response was written since the server has read a request
 	ahead   []byte // what was read ahead
 	err     error  // the end of the connection, returned once ahead is empty
 	reading bool   // readAhead runs
@@ -116,7 +120,9 @@ func (c *watched) unwatch() {
 // Read implements net.Conn.
 func (c *watched) Read(p []byte) (int, error) {
 	n, err := c.read(p)
-	if n == 1 && len(p) == 1 {
+	if len(p) != 1 {
+		c.readRequest(p[:n])
+	} else if n == 1 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		switch {
@@ -129,6 +135,25 @@ func (c *watched) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// readRequest takes note of a part of a request that the server has read.
+func (c *watched) readRequest(p []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.replied = false
+	if missing := len(prior) - len(c.begins); missing > 0 {
+		c.begins = append(c.begins, p[:min(missing, len(p))]...)
+		c.off = c.off || string(c.begins) == prior
+	}
+}
+
+// Write implements net.Conn.
+func (c *watched) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	c.replied = true
+	c.mu.Unlock()
+	return c.Conn.Write(p)
 }
 
 func (c *watched) read(p []byte) (int, error) {
@@ -177,18 +202,29 @@ func (c *watched) note(p []byte, err error) bool {
 	late := errors.Is(err, os.ErrDeadlineExceeded)
 	switch {
 	case err == nil && !c.stop && len(c.ahead) >= mostAhead:
-		c.err = errAhead
-		c.cancel()
+		if !c.replied { // otherwise these are requests that follow
+			c.err = errAhead
+			c.left()
+		}
 	case err != nil && !late:
 		c.err = err
-		c.cancel()
+		c.left()
 	case late && c.waiting:
 		c.err = err
+	case late && !c.stop: // a deadline of the handler, which ends the watch of net/http, too
+		c.left()
 	case err == nil && !c.stop:
 		return true
 	}
 	c.reading = false
 	return false
+}
+
+// left ends the contexts of the requests, because the client has left. Those of a hijacked connection are its owner's. mu must be held.
+func (c *watched) left() {
+	if !c.off {
+		c.cancel()
+	}
 }
 
 // CloseWrite closes the direction to the client. The other direction stays open.

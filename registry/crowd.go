@@ -91,22 +91,29 @@ func (c *crowd) leave(v *visit) {
 	delete(c.waiting, v)
 }
 
+// mostOrdered bounds how long the calls of a row that has changed ask one after the other. Each may take a round trip, and a load waits for them.
+const mostOrdered = 100 * time.Millisecond
+
+// mover is a call that waited when another row came in force. A call that leaves meanwhile may change its own fields.
+type mover struct {
+	visit
+	asks chan struct{} // asked, of that time
+}
+
 // end lets all calls that wait give back what they hold, because another row may be in force. resume lets them ask again.
 func (c *crowd) end(ctx context.Context) (resume func()) {
 	c.mu.Lock()
 	c.changes++
-	visits := make([]*visit, 0, len(c.waiting))
-	asked := map[*visit]chan struct{}{} // a call that leaves meanwhile may change its own
+	movers := make([]mover, 0, len(c.waiting))
 	for v := range c.waiting {
 		v.asked = make(chan struct{})
-		asked[v] = v.asked
-		visits = append(visits, v)
+		movers = append(movers, mover{*v, v.asked})
 	}
 	c.waiting = nil
 	c.mu.Unlock()
-	slices.SortFunc(visits, func(a, b *visit) int { return cmp.Or(a.began.Compare(b.began), cmp.Compare(a.number, b.number)) })
+	slices.SortFunc(movers, func(a, b mover) int { return cmp.Or(a.began.Compare(b.began), cmp.Compare(a.number, b.number)) })
 	var giving sync.WaitGroup
-	for _, v := range slices.Backward(visits) {
+	for _, v := range slices.Backward(movers) {
 		if v.give != nil {
 			v.give(tokenbucket.ErrSuperseded)
 			giving.Go(func() { <-v.gave })
@@ -116,10 +123,17 @@ func (c *crowd) end(ctx context.Context) (resume func()) {
 	}
 	giving.Wait() // a call that asked earlier would get the permits of the others
 	return func() {
-		for _, v := range visits {
-			bounded := v.give != nil
-			if close(v.moved); !bounded {
-				<-asked[v]
+		ordered := time.NewTimer(mostOrdered)
+		defer ordered.Stop()
+		late := false
+		for _, v := range movers {
+			if close(v.moved); v.give != nil || late {
+				continue
+			}
+			select {
+			case <-v.asks:
+			case <-ordered.C:
+				late = true
 			}
 		}
 	}

@@ -91,6 +91,13 @@ func (c *Coordinator) Recall(from *Limiter, err error, forGood bool) {
 	}
 }
 
+// Reinstate lets a limiter that was superseded or recalled decide again.
+func (c *Coordinator) Reinstate(l *Limiter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.successor, l.recalled = nil, nil
+}
+
 // dropLeases ends the leases of a limiter, which takes no more of them. mu must be held.
 func (c *Coordinator) dropLeases(l *Limiter) {
 	if l.Prefetch == 0 {

@@ -25,6 +25,13 @@ func (p *Participant) Recall(err error, forGood bool) {
 	p.setAlarm(now)
 }
 
+// Reinstate lets the participant decide again after a Recall for good.
+func (p *Participant) Reinstate() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.recalled = nil
+}
+
 // recallable reports whether a call has no permits that it may keep.
 func (q *Call) recallable() bool { return q.settles == nil && !q.promised && q.state <= owned }
 

@@ -8,9 +8,10 @@
 // try is a call of its own, and asks for a permit. The exception is a try after one whose header was not written completely: the upstream
 // cannot have acted on that one, so the next try is free.
 //
-// The watch uses hooks of httptrace. They cannot return an error, so a try that must not happen is prevented in two steps. Its context is
-// cancelled, which ends the loops of net/http, and over HTTP/2 keeps the header from being written. Over HTTP/1 this would be too late for the
-// connection that the try already has. That connection is idle, so the watch closes it, and nothing is written.
+// The watch uses hooks of httptrace. It asks before a try has a connection, because the call may wait for its permit, and others need the connection
+// meanwhile. Hooks cannot return an error, so a try that must not happen is prevented in two steps. Its context is cancelled, which ends the loops of
+// net/http, and over HTTP/2 keeps the header from being written. Over HTTP/1 the try may get an idle connection all the same. Then the watch closes
+// that, and nothing is written.
 package tries
 
 import (
@@ -38,8 +39,9 @@ type Watch struct {
 	sent   atomic.Bool // the header of the last try has been written
 
 	mu       sync.Mutex
-	detached context.CancelCauseFunc // of WithoutCancel; nil if it was not called
-	err      error                   // why no further try may happen
+	detached []context.CancelCauseFunc // of WithoutCancel
+	err      error                     // why no further try may happen
+	ended    bool
 }
 
 type watchKey struct{}
@@ -63,21 +65,21 @@ func Repeatable(r *http.Request) bool {
 func (w *Watch) Start(ctx context.Context, call Call) {
 	w.call = call
 	w.Context, w.cancel = context.WithCancelCause(ctx)
-	w.trace.GotConn, w.trace.WroteHeaders = w.gotConn, w.wroteHeaders
+	w.trace.GetConn, w.trace.GotConn, w.trace.WroteHeaders = w.getConn, w.gotConn, w.wroteHeaders
 	w.Context = httptrace.WithClientTrace(w.Context, &w.trace)
 }
 
 // Started reports whether the watch has begun.
 func (w *Watch) Started() bool { return w.call != nil }
 
-// WithoutCancel returns a context that does not end with its parent, as that of context.WithoutCancel, but ends if the watch of the request
+// WithoutCancel returns a context that does not end with its parent, as that of context.WithoutCancel, but ends if a watch of the request
 // allows no further try.
 func WithoutCancel(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
-	if w, ok := parent.Value(watchKey{}).(*Watch); ok {
+	for w, ok := parent.Value(watchKey{}).(*Watch); ok; w, ok = w.Context.Value(watchKey{}).(*Watch) {
 		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.detached = cancel
+		w.detached = append(w.detached, cancel)
+		w.mu.Unlock()
 	}
 	return ctx, func() { cancel(nil) }
 }
@@ -89,28 +91,52 @@ func (w *Watch) Err() error {
 	return w.err
 }
 
-// End ends the context.
-func (w *Watch) End() { w.cancel(nil) }
+// End ends the watch and the context. What is sent later with the context is another request.
+func (w *Watch) End() {
+	w.mu.Lock()
+	w.ended = true
+	w.mu.Unlock()
+	w.cancel(nil)
+}
 
 // wroteHeaders is called when the header of a try has been written, or is in the buffer that is written next.
 func (w *Watch) wroteHeaders() { w.sent.Store(true) }
+
+// getConn is called before a try gets a connection.
+func (w *Watch) getConn(string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begin()
+}
+
+// begin asks for a try after one that the upstream may have received. mu must be held.
+func (w *Watch) begin() {
+	if w.ended || w.err != nil || !w.sent.Swap(false) {
+		return
+	}
+	if w.err = w.call.Again(); w.err == nil {
+		return
+	}
+	w.cancel(w.err)
+	for _, cancel := range w.detached {
+		cancel(w.err)
+	}
+}
 
 // gotConn is called when a try has a connection, before it writes to it.
 func (w *Watch) gotConn(got httptrace.GotConnInfo) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err == nil && w.sent.Swap(false) {
-		w.err = w.call.Again()
-	}
-	if w.err == nil {
-		return
-	}
-	w.cancel(w.err)
-	if w.detached != nil {
-		w.detached(w.err)
-	}
-	if secure, ok := got.Conn.(interface{ ConnectionState() tls.ConnectionState }); ok && secure.ConnectionState().NegotiatedProtocol == "h2" {
-		return // other requests use the connection, and this one looks at its context before it writes
-	}
-	_ = got.Conn.Close()
+	asked := false
+	defer func() {
+		if asked && w.err == nil {
+			return
+		}
+		if secure, ok := got.Conn.(interface{ ConnectionState() tls.ConnectionState }); ok && secure.ConnectionState().NegotiatedProtocol == "h2" {
+			return // other requests use the connection, and this one looks at its context before it writes
+		}
+		_ = got.Conn.Close() // the try must not happen, or Again has panicked
+	}()
+	w.begin() // if the base has not called getConn
+	asked = true
 }

@@ -1,0 +1,222 @@
+package tokenbucket_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+)
+
+// hostileRules follow one limiter at a time.
+type hostileRules struct {
+	now   atomic.Pointer[tb.Rule]
+	asked atomic.Int64
+}
+
+func (r *hostileRules) Rule() tb.Rule                                                { r.asked.Add(1); return *r.now.Load() }
+func (r *hostileRules) Repair(_ context.Context, _ *tb.RateLimiter, err error) error { return err }
+func (r *hostileRules) set(l *tb.RateLimiter)                                        { r.now.Store(&tb.Rule{Limiter: l}) }
+
+// hostileSlow is a store whose replies take a time.
+type hostileSlow struct {
+	tb.Store
+	trip time.Duration
+}
+
+func (s *hostileSlow) Apply(ctx context.Context, b *tb.Batch) error {
+	time.Sleep(s.trip / 2)
+	err := s.Store.Apply(ctx, b)
+	time.Sleep(s.trip / 2)
+	return err
+}
+
+func hostileBursty(t *testing.T, name string, rate float64, opts ...tb.Option) *tb.RateLimiter {
+	t.Helper()
+	l, err := tb.NewSmoothBursty(name, rate, opts...)
+	require.NoError(t, err)
+	return l
+}
+
+// within fails the test if f does not return in real time.
+func within(t *testing.T, d time.Duration, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	select {
+	case <-done:
+	case <-time.After(d):
+		t.Fatalf("no answer within %v", d)
+	}
+}
+
+// A limit that alternates between two limiters of one bucket, as by day and by night.
+func TestHostileBackToTheFormerLimiter(t *testing.T) {
+	for name, store := range map[string]tb.Store{"memory": tb.NewMemoryStore(), "other": &hostileSlow{tb.NewMemoryStore(), 0}} {
+		t.Run(name, func(t *testing.T) {
+			day := hostileBursty(t, t.Name(), 1000, tb.WithStore(store))
+			night := hostileBursty(t, t.Name(), 500, tb.WithStore(store))
+			rules := new(hostileRules)
+			rules.set(day)
+			l := tb.Following(t.Name(), rules)
+			turn := func(from, to *tb.RateLimiter) { rules.set(to); from.Supersede(to, nil) }
+			turn(day, night)
+			turn(night, day)
+			within(t, 5*time.Second, func() {
+				limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+				defer cancel()
+				for range 5 {
+					_, err := l.Acquire(limited, 1)
+					if err != nil {
+						t.Errorf("%v", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The same between two buckets.
+func TestHostileBackToTheFormerBucket(t *testing.T) {
+	store := &hostileSlow{tb.NewMemoryStore(), 0}
+	day := hostileBursty(t, t.Name()+"day", 1000, tb.WithStore(store))
+	night := hostileBursty(t, t.Name()+"night", 500, tb.WithStore(store))
+	rules := new(hostileRules)
+	rules.set(day)
+	l := tb.Following(t.Name(), rules)
+	turn := func(from, to *tb.RateLimiter) { rules.set(to); from.Supersede(to, nil) }
+	turn(day, night)
+	turn(night, day)
+	within(t, 5*time.Second, func() {
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		_, err := l.Acquire(limited, 1)
+		if err != nil {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// A group whose member alternates.
+func TestHostileGroupBackToTheFormerLimiter(t *testing.T) {
+	store := tb.NewMemoryStore()
+	day := hostileBursty(t, t.Name()+"day", 10, tb.WithStore(store))
+	night := hostileBursty(t, t.Name()+"night", 5, tb.WithStore(store))
+	wide := hostileBursty(t, t.Name()+"wide", 1e6, tb.WithStore(store))
+	rules := new(hostileRules)
+	rules.set(day)
+	g, err := tb.All(tb.Following(t.Name(), rules), wide)
+	require.NoError(t, err)
+	_, err = g.Acquire(ctx, 1)
+	require.NoError(t, err)
+	turn := func(from, to *tb.RateLimiter) { rules.set(to); from.Supersede(to, nil) }
+	turn(day, night)
+	turn(night, day)
+	within(t, 5*time.Second, func() {
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		for range 5 {
+			if _, err := g.Acquire(limited, 1); err != nil {
+				t.Errorf("%v", err)
+			}
+		}
+	})
+	require.Less(t, rules.asked.Load(), int64(1000), "five calls spin")
+}
+
+// A rule may name a limiter that follows a rule itself, as Registry.Limiter returns.
+func TestHostileFollowingAFollower(t *testing.T) {
+	inner, outer := new(hostileRules), new(hostileRules)
+	inner.set(hostileBursty(t, t.Name(), 100))
+	outer.set(tb.Following("inner", inner))
+	l := tb.Following("outer", outer)
+	require.NotPanics(t, func() {
+		_, err := l.TryAcquire(ctx, 1, time.Second)
+		require.NoError(t, err)
+	})
+}
+
+// Supersede of a limiter that follows, as Registry.Limiter returns.
+func TestHostileSupersedeAFollower(t *testing.T) {
+	inner := new(hostileRules)
+	inner.set(hostileBursty(t, t.Name(), 100))
+	l := tb.Following("inner", inner)
+	require.NotPanics(t, func() { l.Supersede(nil, nil) })
+	other := hostileBursty(t, t.Name()+"other", 100)
+	require.NotPanics(t, func() { other.Supersede(l, nil) })
+}
+
+// hostileList are Rules that cannot be compared.
+type hostileList struct{ limiters []*tb.RateLimiter }
+
+func (r hostileList) Rule() tb.Rule                                                { return tb.Rule{Limiter: r.limiters[0]} }
+func (r hostileList) Repair(_ context.Context, _ *tb.RateLimiter, err error) error { return err }
+
+// The zero values of the arguments.
+func TestHostileNil(t *testing.T) {
+	require.NotPanics(t, func() {
+		l := tb.Following("nothing", &hostileRules{})
+		_ = l
+	})
+	l := hostileBursty(t, t.Name(), 100)
+	require.NotPanics(t, func() { l.Supersede(nil, nil) })
+	require.NotPanics(t, func() { l.Supersede(nil, nil) })
+	require.NotPanics(t, func() { new(tb.Watch).Changed() })
+}
+
+// Waiting callers of a rule whose priority is raised are decided by the rule in force: they no longer yield.
+func TestHostilePriorityRaised(t *testing.T) {
+	for name, trip := range map[string]time.Duration{"memory": 0, "distant": time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var store tb.Store = tb.NewMemoryStore()
+				if trip != 0 {
+					store = &hostileSlow{store, trip}
+				}
+				low := hostileBursty(t, "r", 10, tb.WithStore(store), tb.WithPriority(tb.Low), tb.WithVersion(1))
+				high := hostileBursty(t, "r", 10, tb.WithStore(store), tb.WithVersion(1))
+				rules := new(hostileRules)
+				rules.set(low)
+				l := tb.Following("r", rules)
+				within, cancel := context.WithCancel(ctx)
+				var calls sync.WaitGroup
+				var rival, mine atomic.Int64
+				for range 40 { // want the whole rate
+					calls.Go(func() {
+						for {
+							if _, err := high.Acquire(within, 1); err != nil {
+								return
+							}
+							rival.Add(1)
+						}
+					})
+				}
+				time.Sleep(2 * time.Second)
+				for range 40 {
+					calls.Go(func() {
+						if _, err := l.Acquire(within, 1); err == nil {
+							mine.Add(1)
+						}
+					})
+				}
+				time.Sleep(5 * time.Second)
+				t.Logf("before: rival %d, mine %d", rival.Load(), mine.Load())
+				rules.set(high)
+				low.Supersede(high, nil)
+				before := mine.Load()
+				time.Sleep(6 * time.Second)
+				got := mine.Load() - before
+				t.Logf("after: rival %d, mine %d", rival.Load(), mine.Load())
+				cancel()
+				calls.Wait()
+				time.Sleep(2 * time.Second)
+				require.GreaterOrEqual(t, got, int64(15), "of 40 that wait behind 40 in one queue, of 60 permits")
+			})
+		})
+	}
+}
