@@ -109,3 +109,35 @@ func TestSwitchAway(t *testing.T) {
 		})
 	}
 }
+
+// TestSwitchCollation: in a table whose collation takes 'Global' for 'global', as the default of MariaDB does, the row that Set writes is the
+// row that is read. Names have characters that mean something in texts of SQL.
+func TestSwitchCollation(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, dsn string) {
+		column := map[sqlsource.Dialect]string{sqlsource.MySQL: "VARCHAR(64)", sqlsource.SQLite: "VARCHAR(64) COLLATE NOCASE",
+			sqlsource.PostgreSQL: "varchar(64) COLLATE folded"}[b.dialect]
+		if b.dialect == sqlsource.PostgreSQL {
+			exec(t, db, "CREATE COLLATION folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+		}
+		exec(t, db, "CREATE TABLE t_ratelimite_switch (name "+column+" NOT NULL PRIMARY KEY, enabled SMALLINT NOT NULL)")
+		for _, names := range [][2]string{{"Global", "global"}, {`It's\A"?`, `it's\a"?`}} {
+			b.insert(t, db, "t_ratelimite_switch", "name, enabled", names[0], 1)
+			outages := make(chan error, 100)
+			quiet := sqlsource.WithSwitchName(names[1])
+			s, err := sqlsource.NewSwitch(db, b.dialect, quiet, polling(func(err error) { outages <- err }))
+			require.NoError(t, err)
+			defer s.Close()
+			for _, on := range []bool{false, true, false} {
+				require.NoError(t, s.Set(ctx, on))
+				other, err := sqlsource.NewSwitch(open(t, b.driver, dsn), b.dialect, quiet, polling(func(err error) { outages <- err }))
+				require.NoError(t, err)
+				require.Equal(t, on, other.Enabled(), "a process that starts now")
+				other.Close()
+			}
+			require.Empty(t, outages)
+		}
+		var rows int
+		require.NoError(t, db.QueryRowContext(ctx, "SELECT COUNT(*) FROM t_ratelimite_switch").Scan(&rows))
+		require.Equal(t, 2, rows)
+	})
+}

@@ -61,6 +61,19 @@ func (d Dialect) Quote(name string) string {
 	return "`" + name + "`"
 }
 
+// literal returns a text in ASCII as it stands in a statement, whatever the session's settings for quotes, backslashes and character sets.
+// Beside a column it has the column's collation.
+func (d Dialect) literal(text string) string {
+	switch d {
+	case MySQL:
+		return fmt.Sprintf("_ascii X'%x'", text)
+	case PostgreSQL:
+		return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(text) + "'"
+	default:
+		return "'" + strings.ReplaceAll(text, "'", "''") + "'"
+	}
+}
+
 // TableName is the name of a table, and of its schema (MySQL: database; SQLite: attached database), which may be empty.
 type TableName struct{ Schema, Name string }
 

@@ -112,7 +112,8 @@ func CreateSwitchTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ..
 	return create(ctx, db, dialect, o.table, text)
 }
 
-// NewSwitch returns a switch of the whole fleet in one row of a table, with the columns name and enabled (1 or 0). A missing row means on. A
+// NewSwitch returns a switch of the whole fleet in one row of a table, with the columns name and enabled (1 or 0). The database compares the
+// name, so its collation decides whether 'Global' is the row of "global"; in the created table it is not. A missing row means on. A
 // missing table or another value is an error, and the last known state stays in force. Set writes the row. If the table has columns
 // changedAt and changedBy, in upper or lower case, they are the switch's origin; the created table keeps changedAt by itself. For the times of
 // reads and for outages of the database see killswitch.Switch.
@@ -126,8 +127,10 @@ func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*killswitch.S
 	}
 	where := o.dialect.QuoteTable(o.table)
 	name, enabled := o.dialect.Quote("name"), o.dialect.Quote("enabled")
-	// It selects the whole table of a few rows, because a parameter would cost some drivers two more round trips.
-	query := "SELECT " + o.dialect.Text("name") + ", " + o.dialect.cast("enabled") + ", t.* FROM " + where + " AS t"
+	// The query selects the whole table of a few rows and has no parameter, which would cost some drivers two more round trips. The database
+	// compares the names, so that the row of a collation that ignores case is read if it is the row that Set writes.
+	query := "SELECT " + o.dialect.Text("name") + ", CASE WHEN " + name + " = " + o.dialect.literal(o.name) + " THEN 1 ELSE 0 END, " +
+		o.dialect.cast("enabled") + ", t.* FROM " + where + " AS t"
 	var origin atomic.Value // string
 	origin.Store("")
 	read := func(ctx context.Context) (bool, error) {
@@ -190,24 +193,28 @@ func readSwitch(ctx context.Context, db *sql.DB, query, name string) (row switch
 		return row, err
 	}
 	row.on = true
+	exact := false // a row has the name itself; without a unique key there may be others beside it
 	for rows.Next() {
 		var of, value sql.RawBytes
-		cells, others := []any{&of, &value}, make([]any, len(columns)-2)
+		var equal int
+		cells, others := []any{&of, &equal, &value}, make([]any, len(columns)-3)
 		for i := range others {
 			cells = append(cells, &others[i])
 		}
 		if err := rows.Scan(cells...); err != nil {
 			return row, err
 		}
-		if string(of) != name {
+		if same := string(of) == name; !same && (equal == 0 || exact) {
 			continue
+		} else if same {
+			exact = true
 		}
 		on, ok := registry.ParseFlag(string(value))
 		if !ok {
 			return row, fmt.Errorf("enabled %s: want 0 or 1", registry.ShortValue(value))
 		}
-		row.on = on
-		for i, column := range columns[2:] {
+		row.on, row.by, row.at = on, "", ""
+		for i, column := range columns[3:] {
 			switch strings.ToLower(column) {
 			case "changedby":
 				row.by = plain(others[i])
