@@ -10,8 +10,15 @@ import (
 )
 
 // Reload loads the table now. Concurrent callers share a load, unless it is given up because the ctx of its caller ends. After an error the
-// earlier limits stay in force.
+// earlier limits stay in force. Reload returns after the hook has returned ([WithHook]), unless an earlier call of the hook is still running.
 func (r *Registry) Reload(ctx context.Context) error {
+	err := r.load(ctx)
+	r.callHook()
+	return err
+}
+
+// load loads the table, unless another load has begun since the call.
+func (r *Registry) load(ctx context.Context) error {
 	asked := time.Now()
 	select {
 	case r.turn <- struct{}{}:

@@ -100,7 +100,7 @@ func (r *Registry) note(load *Load) {
 		}
 	}
 	if r.hook != nil {
-		r.hook(*load)
+		r.hooked.add(load)
 	}
 }
 

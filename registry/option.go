@@ -184,7 +184,9 @@ func WithLimiterOptions(opts ...tokenbucket.Option) Option {
 	}
 }
 
-// WithHook sets a function that is called after every load, by the goroutine that loads.
+// WithHook sets a function that is called after every load, in their order, one call at a time. A load waits for its call, so a slow hook
+// delays the next load. The hook may call all methods of the Registry: a load by its own Reload is passed to it after it has returned. A panic
+// of the hook is logged.
 func WithHook(f func(Load)) Option {
 	return func(s *settings) error {
 		s.hook = f

@@ -51,6 +51,7 @@ type Registry struct {
 	polling sync.WaitGroup
 
 	notes  notes
+	hooked hooked
 	faults faults
 	slow   atomic.Bool // the last load was logged as slow
 }
@@ -230,6 +231,7 @@ func (r *Registry) poll() {
 
 // Close ends the loading. The limiters keep the configuration that they have. Close waits for the settlements in the background that have begun
 // (gate.Admission.SettleLater), of all limiters that the registry has made. Their store timeouts bound that (tokenbucket.WithStoreTimeout).
+// It does not wait for a hook that is running ([WithHook]), so the hook may call Close; no call of the hook begins after it.
 func (r *Registry) Close() {
 	r.close()
 	r.polling.Wait()

@@ -146,7 +146,7 @@ func (s *Switch) Set(ctx context.Context, on bool) error {
 }
 
 // Close ends the reading. The last known state stays in force. Close cancels a read in flight, and does not wait for a read that ignores its
-// context. A second Close does nothing.
+// context, nor for a hook that is running. A second Close does nothing.
 func (s *Switch) Close() {
 	s.cancel()
 	<-s.done
@@ -185,7 +185,20 @@ func (s *Switch) poll(ctx context.Context) {
 	}
 	s.mu.Unlock()
 	if (a.err == nil) != (before == nil) {
-		s.options.hook(a.err)
+		s.callHook(ctx, a.err)
+	}
+}
+
+// callHook calls the hook, and returns after it or at Close, which the hook may call.
+func (s *Switch) callHook(ctx context.Context, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.options.hook(err)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
 	}
 }
 

@@ -542,3 +542,30 @@ func TestLog(t *testing.T) {
 		s.Close()
 	})
 }
+
+// A hook may close its switch.
+func TestHookCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s atomic.Pointer[killswitch.Switch]
+		var away atomic.Bool
+		closed := make(chan struct{})
+		read := func(context.Context) (bool, error) {
+			if away.Load() {
+				return false, errors.New("away")
+			}
+			return true, nil
+		}
+		sw, err := killswitch.New(read, killswitch.WithHook(func(error) {
+			s.Load().Close()
+			close(closed)
+		}))
+		require.NoError(t, err)
+		s.Store(sw)
+		away.Store(true)
+		select {
+		case <-closed:
+		case <-time.After(time.Minute):
+			panic("Close of a hook hangs")
+		}
+	})
+}

@@ -59,8 +59,7 @@ func WithInitial(on bool) Option {
 }
 
 // WithHook sets a function that is called at the beginning of an outage, with the error of the first read that fails, and at its end,
-// with nil. The reading goroutine calls it, so it must neither block nor call Close. By default outages are logged, see
-// [WithLogger].
+// with nil. Reading waits for the hook, so it must not block; it may call Set and Close. By default outages are logged, see [WithLogger].
 func WithHook(hook func(error)) Option {
 	return func(o *options) {
 		if hook == nil {
