@@ -57,6 +57,14 @@ func bucketName(s string) string {
 	return s
 }
 
+// unnamedBucket returns the bucket's name of a name without a row. It is not that of a row.
+func (r *Registry) unnamedBucket(s string) string {
+	if name := bucketName(s); name == s || !r.Has(name) {
+		return name
+	}
+	return unique(s)
+}
+
 // all calls f with all entries, without the lock.
 func (c *cache) all(f func(*entry)) {
 	c.mu.RLock()

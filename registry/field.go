@@ -407,6 +407,16 @@ func (l *Limit) check() *RowError {
 	return nil
 }
 
+// clone returns a copy that shares no memory with l that its owner may write.
+func (l *Limit) clone() Limit {
+	c := *l
+	if l.Burst != nil {
+		size := *l.Burst
+		c.Burst = &size
+	}
+	return c
+}
+
 // same reports whether two rows have the same values, except in the fields with the given keys.
 func (l *Limit) same(o *Limit, but ...string) bool {
 	for i := range fields {
@@ -440,7 +450,7 @@ func ParseDuration(text string) (d time.Duration, ok bool) {
 	return d, err == nil
 }
 
-// ParseFlag reads 1 or 0 as databases write them: also as BOOLEAN of PostgreSQL and BIT(1) of MySQL.
+// ParseFlag reads 1 or 0 as databases write them: also as BOOLEAN of PostgreSQL, BIT(1) of MySQL, and 1.00 of a column DECIMAL or REAL.
 func ParseFlag(text string) (on, ok bool) {
 	switch text {
 	case "1", "true", "\x01":
@@ -448,7 +458,8 @@ func ParseFlag(text string) (on, ok bool) {
 	case "0", "false", "\x00":
 		return false, true
 	}
-	return false, false
+	f, ok := ParseNumber(text)
+	return f == 1, ok && (f == 0 || f == 1)
 }
 
 // most returns 2^53 for a message.
@@ -613,8 +624,15 @@ type callsValue struct{ at func(*Limit) *int }
 
 func (v callsValue) read(l *Limit, text []byte, n Notation) bool {
 	calls, err := strconv.ParseInt(string(text), 10, 32)
-	*v.at(l) = int(calls)
-	return err == nil && (calls > 0 || n == InTable)
+	if err == nil || n != InTable {
+		*v.at(l) = int(calls)
+		return err == nil && (calls > 0 || n == InTable)
+	}
+	f, ok := ParseNumber(string(text)) // 5.00 of a column DECIMAL or REAL
+	if ok = ok && f >= 0 && f <= maxCalls && f == math.Trunc(f); ok {
+		*v.at(l) = int(f)
+	}
+	return ok
 }
 func (v callsValue) valid(l *Limit) bool   { n := *v.at(l); return n >= 0 && n <= maxCalls }
 func (v callsValue) text(l *Limit) string  { return strconv.Itoa(*v.at(l)) }

@@ -126,7 +126,7 @@ var unversioned = []string{"disabled", "max_wait", "concurrent_wait", "penalty",
 
 // follow returns the entry of a row. If the row has not changed, it is the earlier entry, was.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
-	e := &entry{limit: *c, version: c.Version, wait: c.MaxWait, slot: r.slot(c)}
+	e := &entry{limit: c.clone(), version: c.Version, wait: c.MaxWait, slot: r.slot(c)}
 	if was != nil {
 		e.follower.Store(was.follower.Load())
 		if was.limit.same(c, unversioned...) {

@@ -24,8 +24,12 @@ func Refuse() Otherwise { return Otherwise{refuse: true} }
 
 // Default gives each name a bucket of its own with this limit; its Name is ignored. [WithMaxUnknown] bounds the limiters for names without a
 // row. If a limiter is dropped, its bucket stays in the store and is used again when the name returns. Any string is accepted as a name:
-// invalid UTF-8 and an empty name become "?", and only the first 512 bytes count.
-func Default(limit Limit) Otherwise { return Otherwise{limit: &limit} }
+// invalid UTF-8 and an empty name become "?", and only the first 512 bytes count. If that is the name of a row, the bucket has another name, so
+// that it never is the row's.
+func Default(limit Limit) Otherwise {
+	own := limit.clone()
+	return Otherwise{limit: &own}
+}
 
 // describe returns the outcome of the calls, in words.
 func (o *Otherwise) describe() string {

@@ -134,7 +134,7 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 	r.admissions.Log, r.admissions.Bypassed = r.log, r.bypass
 	r.unnamed.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
 	r.callers = callers{most: r.maxKeys, seed: maphash.MakeSeed(), log: r.log}
-	if r.unnamed.name = bucketName; r.parts {
+	if r.unnamed.name = r.unnamedBucket; r.parts {
 		r.unnamed.name = unique
 	}
 	r.ctx, r.close = context.WithCancel(context.Background())

@@ -98,12 +98,12 @@ func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
 	return all
 }
 
-// Limits returns the limits in force, sorted by name. It omits names whose rows never were valid: see Stats.
+// Limits returns copies of the limits in force, sorted by name. It omits names whose rows never were valid: see Stats.
 func (r *Registry) Limits() []Limit {
 	var all []Limit
 	for e := range maps.Values(r.limits.Load().rows) {
 		if !e.bad {
-			all = append(all, e.limit)
+			all = append(all, e.limit.clone())
 		}
 	}
 	slices.SortFunc(all, func(a, b Limit) int { return strings.Compare(a.Name, b.Name) })

@@ -117,3 +117,24 @@ func TestBoundColumns(t *testing.T) {
 		require.Len(t, table.Rejected, 1, "a NULL rate, and nothing else")
 	})
 }
+
+// Flags and counts may be in columns DECIMAL and REAL, as administrators and older tables have them.
+func TestFractionColumns(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
+		for table, number := range map[string]string{"decimals": "DECIMAL(10,2)", "reals": "REAL", "doubles": "DOUBLE PRECISION"} {
+			exec(t, db, "CREATE TABLE "+table+" (configId INT PRIMARY KEY, name VARCHAR(128), rate INT, max_wait FLOAT, status "+number+", shadow "+number+
+				", window_limit "+number+", "+b.dialect.Quote("window")+" INT, concurrent "+number+", lastModifyTime TIMESTAMP NULL)")
+			columns := "configId, name, rate, status, shadow, window_limit, " + b.dialect.Quote("window") + ", concurrent"
+			b.insert(t, db, table, columns, 1, "/a", 5, 1, 1, 1000000, 60, 3)
+			b.insert(t, db, table, columns, 2, "/off", 5, 0, 0, 0, 0, 0)
+			b.insert(t, db, table, columns, 3, "/half", 5, 1, 0, 0, 0, 2.5)
+			loaded := load(t, b, db, sqlsource.WithTable(table))
+			require.Len(t, loaded.Limits, 2, "%v", loaded.Rejected)
+			a, off := loaded.Limits[0], loaded.Limits[1]
+			require.Equal(t, []any{false, true, 1000000, 3}, []any{a.Disabled, a.Shadow, a.WindowLimit, a.Concurrent})
+			require.Equal(t, []any{true, false}, []any{off.Disabled, off.Shadow})
+			require.Len(t, loaded.Rejected, 1)
+			require.Equal(t, "concurrent", loaded.Rejected[0].Field)
+		}
+	})
+}
