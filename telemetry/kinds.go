@@ -34,6 +34,9 @@ const (
 	storeKinds = KindOther + 1
 )
 
+// alertKinds are the kinds of failures that are neither the caller's mistake nor its end.
+var alertKinds = [...]Kind{KindTimeout, KindUnavailable, KindLock, KindCorrupt, KindOther, KindCrowded}
+
 // String returns the value of the label kind.
 func (k Kind) String() string {
 	return nameOf(k, "", "timeout", "unavailable", "lock", "corrupt", "other", "canceled", "deadline", "invalid", "crowded")

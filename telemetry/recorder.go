@@ -95,8 +95,8 @@ func (r *Recorder) series(id metric, of labelValues) Series {
 // discard is the series of a metric that the package or the convention lacks.
 func discard(context.Context, float64) {}
 
-// bucket holds the series of one bucket. Each is created by its first event, since creating a series costs more than counting, and a bucket
-// that never fails needs no series of failures. Concurrent first events may both create one; these count together.
+// bucket holds the series of one bucket. Each is created by its first event, since creating a series costs more than counting, but those of
+// failures by the first decision, with 0 ([alertKinds]). Concurrent first events may both create one; these count together.
 type bucket struct {
 	name string // the value of LabelBucket
 
@@ -168,8 +168,13 @@ func (r *Recorder) decisionSeries(bucket string, l DecisionLabels) decisionSerie
 	switch l.Outcome {
 	case Failed:
 		s.failures = r.series(failures, of)
+		return s
 	case Granted:
 		s.waits = r.series(waits, of)
+	}
+	for _, kind := range alertKinds { // they begin with 0, since a rate or an increase does not see the first value of a series
+		of[LabelErrorKind] = kind.String()
+		r.series(failures, of)
 	}
 	return s
 }

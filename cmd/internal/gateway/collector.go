@@ -35,6 +35,7 @@ var about = map[string][]string{
 	"limit_keys":                         {"Keys in use that have a bucket of their own (rows with per_key)."},
 	"keys_shared_total":                  {"Calls whose keys shared a bucket because their row had reached --max-keys within the hour."},
 	"bad_rows":                           {"Rows rejected by the last load."},
+	"unmatched_rows":                     {"Rows in force that match no call."},
 	"bad_names":                          {"Names whose rows were never valid: --bad-rows decides about their calls."},
 	"faults":                             {"Buckets, windows and concurrencies that need a repair: calls of their limits fail."},
 	"faulty_calls_total":                 {"Calls that failed because their bucket, window or concurrency needs a repair."},
@@ -113,6 +114,7 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	count("keys_shared_total", float64(s.Shared))
 	gauge("bad_rows", float64(len(s.Rejected)))
 	gauge("bad_names", float64(s.Bad))
+	gauge("unmatched_rows", float64(len(s.Unmatched)))
 	count("faulty_calls_total", float64(s.Faulty))
 	gauge("faults", float64(len(s.Faults)))
 	c.inUse(gauge)

@@ -11,6 +11,7 @@ import (
 	prom "github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
@@ -63,6 +64,7 @@ func newMetrics() (*metrics, error) {
 	m.penalties = counter("penalties_total", "Responses of upstreams whose Retry-After penalized a bucket.", "bucket")
 	m.upstreams = counter("upstream_errors_total", "Calls that got no response from their upstream.", "upstream", "kind")
 	m.repeats = counter("repeats_total", "Further tries of calls whose connection to the upstream ended without a response, by what decided about them.", "bucket", "by", "result")
+	m.repeats.WithLabelValues(tbprometheus.Other, gate.ByUnknown.String(), passed)
 	return m, nil
 }
 
@@ -70,7 +72,29 @@ func newMetrics() (*metrics, error) {
 func (m *metrics) add(a *admin) {
 	others := prom.NewRegistry()
 	others.MustRegister(newCollector(a), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.all = prom.Gatherers{m.calls, others}
+	m.all = prom.Gatherers{prom.GathererFunc(m.gatherCalls), others}
+}
+
+// gatherCalls returns the metrics of calls. The penalties of rows begin with 0: of the first half of the label's values, so that tables of many
+// rows without calls leave values for those with calls.
+func (m *metrics) gatherCalls() ([]*dto.MetricFamily, error) {
+	if limits := m.limits.Load(); limits != nil {
+		for _, l := range limits.Limits() {
+			if !l.Disabled && m.labelCount.Load() < mostSeries/2 {
+				m.penalties.WithLabelValues(m.label(l.Name))
+			}
+		}
+	}
+	return m.calls.Gather()
+}
+
+// begin makes the series of the errors of upstreams, with 0.
+func (m *metrics) begin(upstreams routes) {
+	for i := range upstreams {
+		for _, kind := range upstreamKinds {
+			m.upstreams.WithLabelValues(upstreams[i].target.String(), kind)
+		}
+	}
 }
 
 func (m *metrics) handler() http.Handler {

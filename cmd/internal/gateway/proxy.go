@@ -89,6 +89,7 @@ func newProxy(c *config, log *slog.Logger) (*proxy, error) {
 	base.DisableCompression = true               // bodies are forwarded unchanged
 	p := &proxy{config: c, log: log, base: base, metrics: m, requests: context.Background()}
 	p.live.Store(c)
+	m.begin(c.routes)
 	return p, nil
 }
 
@@ -272,6 +273,9 @@ func (p *proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 
 // refusedOnWindows is WSAECONNREFUSED, which syscall lacks. No other system has an error of this number.
 const refusedOnWindows = syscall.Errno(10061)
+
+// upstreamKinds are the values of the label kind.
+var upstreamKinds = [...]string{"name", "timeout", "refused", "other"}
 
 // kindOf returns the value of the label kind for an upstream's failure.
 func kindOf(err error) string {

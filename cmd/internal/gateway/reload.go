@@ -77,6 +77,7 @@ func (s *service) reload(ctx context.Context) {
 	if !slices.Equal(next.access.Users, s.config.access.Users) && !slices.Contains(later, "console-users") {
 		later = append(later, "console-users") // the file's path is unchanged, but its content differs: removed users can still sign in
 	}
+	s.proxy.metrics.begin(next.routes)
 	s.proxy.live.Store(next)
 	s.level.Set(next.level)
 	s.log.Info("the settings were reloaded", "changed", strings.Join(changed, ","))
