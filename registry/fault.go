@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -22,12 +23,16 @@ type Fault struct {
 	Err   error
 	Since time.Time
 	Calls int
+
+	entry *entry    // of the last failed call
+	last  time.Time // when the last call failed
 }
 
 // mostFaults bounds the number of faults that are kept, as a row may have a bucket for each key. Calls of further faults are only counted.
 const mostFaults = 100
 
-// faults are the present faults. Each ends with the next call of its bucket that passes.
+// faults are the present faults. Each ends with the next call of its bucket that passes, or if there is no call, once its state can be read
+// (Registry.recheck).
 type faults struct {
 	some atomic.Bool // whether kept has any
 
@@ -74,7 +79,7 @@ func (f *faults) failed(e *entry, by gate.Decider, err error) {
 		f.fresh = append(f.fresh, key)
 		f.some.Store(true)
 	}
-	known.Err = err
+	known.Err, known.entry, known.last = err, e, time.Now()
 	known.Calls++
 }
 
@@ -83,6 +88,52 @@ func (f *faults) passed(e *entry) {
 	if f.some.Load() {
 		f.drop(func(fault *Fault) bool { return fault.Bucket == e.limit.Name })
 	}
+}
+
+// idle returns the faults without a failed call since a time.
+func (f *faults) idle(since time.Time) (all []Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, fault := range f.kept {
+		if fault.last.Before(since) {
+			all = append(all, *fault)
+		}
+	}
+	return all
+}
+
+// recheck ends the faults that have had no call for a while and whose state can be read again, since no call may come that passes.
+func (r *Registry) recheck(ctx context.Context) {
+	idle := r.faults.idle(time.Now().Add(-again / 2))
+	if len(idle) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, slowLoad)
+	defer cancel()
+	repaired := make([]bool, len(idle))
+	var asking sync.WaitGroup
+	for i := range idle {
+		asking.Go(func() { repaired[i] = r.readable(ctx, &idle[i]) == nil }) // reads in flight together share round trips
+	}
+	asking.Wait()
+	for i := range idle {
+		if repaired[i] {
+			r.faults.drop(func(f *Fault) bool { return f.Bucket == idle[i].Bucket && f.By == idle[i].By && f.last.Equal(idle[i].last) })
+		}
+	}
+}
+
+// readable reads the state of what a fault is about, and returns its error.
+func (r *Registry) readable(ctx context.Context, f *Fault) error {
+	if f.By != gate.ByLimit {
+		_, _, err := f.entry.slot.Usage(ctx)
+		return err
+	}
+	l, err := r.limiterOf(f.entry)
+	if err == nil {
+		_, err = l.State(ctx)
+	}
+	return err
 }
 
 // drop removes the faults for which ended returns true.

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,6 +18,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	semaphorestore "github.com/go-tokenbucket/tokenbucket/semaphore/store"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 	"github.com/go-tokenbucket/tokenbucket/tokenbuckettest"
 )
@@ -102,4 +105,85 @@ func TestNoFaults(t *testing.T) {
 	_, err = r.Enter(ctx, "/a")
 	require.Error(t, err)
 	require.Empty(t, r.Stats().Faults, "an outage")
+}
+
+// faulty is a store whose states are none while it is broken.
+type faulty struct {
+	tokenbucket.Store
+	broken atomic.Bool
+}
+
+func (s *faulty) Apply(ctx context.Context, b *tokenbucket.Batch) error {
+	if s.broken.Load() {
+		return tokenbucket.ErrCorruptState
+	}
+	return s.Store.Apply(ctx, b)
+}
+
+// A fault of a row without further calls ends within two minutes of its repair, and not before.
+func TestFaultEndsWithoutCalls(t *testing.T) {
+	for name, row := range map[string]registry.Limit{"/a": {Name: "/a", Rate: 5}, "/a|k": {Name: "/a", Rate: 5, PerKey: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &faulty{Store: tokenbucket.NewMemoryStore()}
+				log := new(logged)
+				r := open(t, registry.Static{row}, store, registry.WithParts(), log.option())
+				store.broken.Store(true)
+				_, err := r.Enter(ctx, name)
+				require.ErrorIs(t, err, tokenbucket.ErrCorruptState)
+				time.Sleep(5 * time.Minute)
+				require.Len(t, r.Stats().Faults, 1, "not repaired")
+				require.Equal(t, 1, r.Stats().Faulty, "a look at the state is no call")
+				store.broken.Store(false)
+				time.Sleep(2 * time.Minute)
+				require.Empty(t, r.Stats().Faults)
+				lines := strings.Count(log.String(), "until its bucket")
+				time.Sleep(5 * time.Minute)
+				require.Equal(t, lines, strings.Count(log.String(), "until its bucket"))
+			})
+		})
+	}
+}
+
+// faultyPlaces is a store of places whose states are none while it is broken. It is for reading.
+type faultyPlaces struct{ broken atomic.Bool }
+
+func (s *faultyPlaces) Apply(context.Context, *semaphorestore.Batch) (*semaphorestore.Report, error) {
+	if s.broken.Load() {
+		return nil, semaphore.ErrCorruptState
+	}
+	return new(semaphorestore.Report), nil
+}
+
+func (s *faultyPlaces) Listen(ctx context.Context, _ string, _ func(), _ func(semaphorestore.Grant)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s *faultyPlaces) Holders(context.Context) ([]semaphorestore.Holder, error) { return nil, nil }
+
+func (s *faultyPlaces) Stats(context.Context) (semaphorestore.Stats, error) {
+	if s.broken.Load() {
+		return semaphorestore.Stats{}, semaphore.ErrCorruptState
+	}
+	return semaphorestore.Stats{Permits: 1}, nil
+}
+
+// The same of a concurrency.
+func TestFaultOfPlacesEndsWithoutCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		places := new(faultyPlaces)
+		r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 1}}, tokenbucket.NewMemoryStore(),
+			registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
+				return semaphore.New(places, name, n, opts...)
+			}))
+		places.broken.Store(true)
+		_, err := r.Enter(ctx, "/a")
+		require.Error(t, err)
+		time.Sleep(5 * time.Minute)
+		require.Len(t, r.Stats().Faults, 1, "not repaired")
+		places.broken.Store(false)
+		time.Sleep(2 * time.Minute)
+		require.Empty(t, r.Stats().Faults)
+	})
 }

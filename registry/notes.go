@@ -189,6 +189,7 @@ func (r *Registry) mind() {
 			r.watchLoss(r.ctx)
 			if now.Sub(logged) >= again {
 				logged = now
+				r.recheck(r.ctx)
 				r.remind()
 			}
 		case <-r.ctx.Done():
