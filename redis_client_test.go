@@ -279,3 +279,31 @@ func TestConnectionsWithoutDeadlines(t *testing.T) {
 		release()
 	}
 }
+
+// A missing password is called so. Redis replies to a long command of an unknown client with a protocol error, and hangs up.
+func TestMissingPassword(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client(t).ConfigSet(t.Context(), "requirepass", "secret").Err())
+	for name, open := range map[string]func(RedisClient) Store{
+		"script store": func(c RedisClient) Store { return NewRedisScriptStore(c) },
+		"lock store":   func(c RedisClient) Store { return NewRedisStore(c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := redis.NewClient(&redis.Options{Addr: server.Addr})
+			t.Cleanup(func() { _ = client.Close() })
+			told := false
+			for range 20 {
+				l, err := NewSmoothBursty("x", 5, WithStore(open(client)), WithLogger(slog.New(slog.DiscardHandler)))
+				require.NoError(t, err)
+				_, err = l.Try(t.Context())
+				require.Error(t, err)
+				if !errors.Is(err, ErrStoreUnavailable) { // the server hung up before the client had read the reply
+					told = true
+					require.ErrorIs(t, err, ErrStoreUnusable)
+					require.ErrorContains(t, err, "NOAUTH")
+				}
+			}
+			require.True(t, told)
+		})
+	}
+}

@@ -123,8 +123,9 @@ func (s *Store) Busy(key string) error {
 }
 
 // poolError returns an ErrPoolExhausted if a command failed because it got no connection, else err. If the context ends before the client's
-// PoolTimeout, the client reports only the context's error, so the pool is examined as well.
+// PoolTimeout, the client reports only the context's error, so the pool is examined as well. The error of a missing password names it.
 func (s *Store) poolError(key string, err error) error {
+	err = script.Unauthenticated(err)
 	switch {
 	case err == nil, errors.Is(err, permit.ErrPoolExhausted):
 		return err

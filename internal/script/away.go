@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -58,6 +59,15 @@ func Unreachable(text string) bool {
 	return false
 }
 
+// Unauthenticated returns the error of a long command of a client without a password as that of a short one, NOAUTH. It returns any other error
+// unchanged.
+func Unauthenticated(err error) error {
+	if redis.HasErrorPrefix(err, "Protocol error: unauthenticated") {
+		return fmt.Errorf("NOAUTH Authentication required: %w", err)
+	}
+	return err
+}
+
 // Explain returns the cause of an unspecific error if a further command can find it: the error of a ring (see ShardsError), or that of a
 // closed connection. A server that requires a password replies NOAUTH to a short command only. It treats a long one as a protocol error and
 // closes the connection, sometimes before the client has read the reply.
@@ -67,7 +77,7 @@ func Explain(ctx context.Context, client Client, err error) error {
 			return short
 		}
 	}
-	return ShardsError(ctx, client, err)
+	return ShardsError(ctx, client, Unauthenticated(err))
 }
 
 // closed reports whether an error means that the server has closed the connection. Systems have different numbers for that, so any failed read
