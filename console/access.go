@@ -143,6 +143,7 @@ func newAuthenticator(access Access) (*authenticator, error) {
 type refusal struct {
 	status  int
 	text    string
+	field   string   // of the request that is missing or wrong; empty if it is none
 	changes []string // in the row since the page was made, for the error's details
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ type changeRequest struct {
 	Was     map[string]*string `json:"was"`    // the values that the page showed, to explain a conflict
 	Why     string             `json:"why"`
 	ID      int64              `json:"id"`
-	On      bool               `json:"on"`
+	On      *bool              `json:"on"` // of the switch or of a row's shadow; nil if it was not sent
 	Seconds float64            `json:"seconds"`
 }
 
@@ -84,6 +85,14 @@ func (c *Console) read(w http.ResponseWriter, r *http.Request) (*changeRequest, 
 	return o, nil
 }
 
+// missing returns the refusal of a request without a field that it needs.
+func missing(field, text string) *refusal {
+	return &refusal{status: http.StatusUnprocessableEntity, field: field, text: text}
+}
+
+// errOn refuses a request that does not name the state it asks for: off is never a default.
+var errOn = missing("on", `The field "on" is missing: true or false is needed.`)
+
 // PenalizeIn returns a function for Config.Penalize that holds buckets of a registry back. It fails if calls do not use such
 // a bucket now. The registry needs the same options as those of the gateways.
 func PenalizeIn(limits *registry.Registry) func(ctx context.Context, name string, d time.Duration) error {
@@ -123,7 +132,7 @@ func (c *Console) save(ctx context.Context, user principal, o *changeRequest) (s
 		return "", errNoEditor
 	}
 	if len(o.Values) == 0 { // the Editor would take an empty set of values for a removal
-		return "", &refusal{status: http.StatusUnprocessableEntity, text: "The request has no values for the row."}
+		return "", missing("values", "The request has no values for the row.")
 	}
 	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, To: o.Values, Who: user.name, Why: o.Why})
 	if err != nil {
@@ -139,37 +148,64 @@ func (c *Console) outcome(a *editor.AuditEntry) string {
 }
 
 // conflict returns the error for a row that was changed meanwhile. It names the author, if the audit has the change, and the
-// values that differ from those on the page. Other errors are converted by refusalOf.
+// values that differ from those on the page, or from those that the change to undo had written. Other errors are converted by
+// refusalOf.
 func (c *Console) conflict(ctx context.Context, o *changeRequest, err error) error {
 	var conflict *editor.ConflictError
 	if !errors.As(err, &conflict) {
 		return c.refusalOf(err)
 	}
-	r := &refusal{status: http.StatusConflict}
+	entries := c.entriesOf(ctx, o, conflict.Name)
+	was := editor.Values(o.Was)
+	if i := slices.IndexFunc(entries, func(a editor.AuditEntry) bool { return o.ID != 0 && a.ID == o.ID }); i >= 0 {
+		was = editor.Values{}
+		for _, column := range entries[i].Changed() {
+			if value, ok := entries[i].To[column]; ok {
+				was[column] = value
+			}
+		}
+	}
+	what := "row"
+	if len(entries) > 0 {
+		if _, of := c.names(&entries[0]); of == "switch" {
+			what = of
+		}
+	}
+	r := &refusal{status: http.StatusConflict, text: "The " + what + " was changed meanwhile"}
 	if conflict.Now == nil {
 		r.text = "The row was removed meanwhile"
 	} else {
-		r.text = "The row was changed meanwhile"
-		was := editor.Values{}
-		for column, v := range o.Was {
-			was[column] = v
-		}
 		now := editor.Values{}
 		for column := range was {
 			now[column] = conflict.Now.Values[column]
 		}
 		r.changes = c.differences(was, now)
 	}
-	entries, _ := c.config.Editor.History(ctx, o.Name, 1)
 	switch {
 	case len(entries) == 0 || entries[0].Action != "" || !c.matches(&entries[0], conflict.Now):
 		r.text += ". The audit table has no entry for that change"
 	default:
 		e := &entries[0]
-		r.text += fmt.Sprintf(" by %s on %s (%s)", e.Who, figure.Clock(e.At), e.Why)
+		r.text += fmt.Sprintf(" by %s on %s (%s)", figure.Name(e.Who), figure.Clock(e.At), figure.Name(e.Why))
 	}
 	r.text += ". Nothing was written."
 	return r
+}
+
+// entriesOf returns the audit entries about a row, the newest first. For an undo they are those about the same row or switch
+// as the entry to undo: an audit can have those of several tables.
+func (c *Console) entriesOf(ctx context.Context, o *changeRequest, name string) []editor.AuditEntry {
+	if o.ID == 0 {
+		entries, _ := c.config.Editor.History(ctx, name, 1)
+		return entries
+	}
+	entries, _ := c.config.Editor.History(ctx, "", mostEntries)
+	i := slices.IndexFunc(entries, func(a editor.AuditEntry) bool { return a.ID == o.ID })
+	if i < 0 {
+		return nil
+	}
+	undone := entries[i]
+	return slices.DeleteFunc(entries, func(a editor.AuditEntry) bool { return a.Table != undone.Table || a.Name != undone.Name })
 }
 
 // matches reports whether a row has the values that an audit entry gave it.
@@ -185,7 +221,7 @@ func (c *Console) remove(ctx context.Context, user principal, o *changeRequest) 
 	case c.config.Editor == nil:
 		return "", errNoEditor
 	case o.From == "":
-		return "", &refusal{status: http.StatusUnprocessableEntity, text: "The request has no version of the row to remove."}
+		return "", missing("from", "The request has no version of the row to remove.")
 	}
 	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, Who: user.name, Why: o.Why})
 	if err != nil {
@@ -199,11 +235,18 @@ func (c *Console) remove(ctx context.Context, user principal, o *changeRequest) 
 	return fmt.Sprintf("Removed by change %d.", a.ID), nil
 }
 
+// shadow writes the values of the form together with the row's shadow, in one change: alone, the shadow would drop the edit.
 func (c *Console) shadow(ctx context.Context, user principal, o *changeRequest) (string, error) {
-	if c.config.Editor == nil {
+	switch {
+	case c.config.Editor == nil:
 		return "", errNoEditor
+	case o.On == nil:
+		return "", errOn
 	}
-	a, err := c.config.Editor.SetShadow(ctx, o.Name, o.From, o.On, user.name, o.Why)
+	to := editor.Values{}
+	maps.Copy(to, o.Values)
+	to[c.config.Editor.Columns().Shadow] = editor.Text(*o.On)
+	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, To: to, Who: user.name, Why: o.Why})
 	if err != nil {
 		return "", c.conflict(ctx, o, err)
 	}
@@ -216,36 +259,45 @@ func (c *Console) undo(ctx context.Context, user principal, o *changeRequest) (s
 	}
 	a, err := c.config.Editor.Undo(ctx, o.ID, user.name, o.Why)
 	if err != nil {
-		return "", c.refusalOf(err)
+		return "", c.conflict(ctx, o, err)
 	}
-	return fmt.Sprintf("Undone by change %d.", a.ID), nil
+	done := fmt.Sprintf("Undone by change %d.", a.ID)
+	if on, known := c.switchAfter(&a, a.To); known {
+		done += " " + c.turned(ctx, user, o, on)
+	}
+	return done, nil
 }
 
 func (c *Console) turn(ctx context.Context, user principal, o *changeRequest) (string, error) {
-	if c.config.Turn == nil {
+	switch {
+	case c.config.Turn == nil:
 		return "", errMissing
-	}
-	if strings.TrimSpace(o.Why) == "" {
+	case o.On == nil:
+		return "", errOn
+	case strings.TrimSpace(o.Why) == "":
 		return "", errWhy
 	}
-	switch err := c.config.Turn(ctx, o.On, user.name, o.Why); {
+	on := *o.On
+	switch err := c.config.Turn(ctx, on, user.name, o.Why); {
 	case errors.Is(err, ErrNotAudited):
-		c.config.Log.Warn("console: switch turned, but not recorded in the audit table", "on", o.On, "who", user.name, "why", o.Why, "error", err)
+		c.config.Log.Warn("console: switch turned, but not recorded in the audit table", "on", on, "who", user.name, "why", o.Why, "error", err)
 	case err != nil:
 		return "", c.refusalOf(err)
 	}
-	kind := fleet.SwitchOff
-	if o.On {
-		kind = fleet.SwitchOn
-	}
-	c.announce(ctx, &fleet.Event{Kind: kind, Who: user.name, Why: o.Why})
-	if o.On {
-		return "The switch is on: limits apply.", nil
-	}
-	return "The switch is off: every call passes.", nil
+	return c.turned(ctx, user, o, on), nil
 }
 
-var errWhy = &refusal{status: http.StatusUnprocessableEntity, text: "A reason is needed."}
+// turned announces that a person has turned the switch, and describes it.
+func (c *Console) turned(ctx context.Context, user principal, o *changeRequest, on bool) string {
+	kind, text := fleet.SwitchOff, "The switch is off: every call passes."
+	if on {
+		kind, text = fleet.SwitchOn, "The switch is on: limits apply."
+	}
+	c.announce(ctx, &fleet.Event{Kind: kind, Who: user.name, Why: o.Why})
+	return text
+}
+
+var errWhy = missing("why", "A reason is needed.")
 
 func (c *Console) penalize(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	d := time.Duration(o.Seconds * float64(time.Second))
@@ -253,7 +305,7 @@ func (c *Console) penalize(ctx context.Context, user principal, o *changeRequest
 	case c.config.Penalize == nil:
 		return "", errMissing
 	case !(o.Seconds > 0) || d > maxPenalty || d <= 0:
-		return "", &refusal{status: http.StatusUnprocessableEntity, text: "A limit can be held back for more than 0 and at most 3600 seconds."}
+		return "", missing("seconds", "A limit can be held back for more than 0 and at most 3600 seconds.")
 	}
 	err := c.audited(ctx, user, o, "hold back for "+figure.Span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
 	if err != nil {
@@ -287,14 +339,21 @@ func (c *Console) announce(ctx context.Context, e *fleet.Event) {
 
 // confirm accepts that the table has lost more than half of its limits.
 func (c *Console) confirm(ctx context.Context, user principal, o *changeRequest) (string, error) {
-	if c.config.Confirm == nil {
+	switch {
+	case c.config.Confirm == nil:
 		return "", errMissing
-	}
-	if strings.TrimSpace(o.Why) == "" {
+	case strings.TrimSpace(o.Why) == "":
 		return "", errWhy
 	}
+	// A confirmation also counts for a loss that follows shortly. Without a loss it would approve one that nobody has seen.
+	v, err := c.board.now(ctx)
+	if err != nil {
+		return "", &refusal{status: http.StatusBadGateway, text: lost(err)}
+	}
+	if worst, _ := v.loss(); worst == nil {
+		return "", errNoLoss
+	}
 	do := func(ctx context.Context) error { return c.config.Confirm(ctx, user.name, o.Why) }
-	var err error
 	if c.config.Editor == nil {
 		err = do(ctx)
 	} else {
@@ -306,6 +365,8 @@ func (c *Console) confirm(ctx context.Context, user principal, o *changeRequest)
 	c.announce(ctx, &fleet.Event{Kind: fleet.LossConfirmed, Who: user.name, Why: o.Why})
 	return "Confirmed. Gateways apply it within two seconds.", nil
 }
+
+var errNoLoss = &refusal{status: http.StatusConflict, text: "There is nothing to confirm: no instance reports that limits are gone from the table."}
 
 // audited runs an action that changes no row, and records it in the audit. Without an Editor only the log records it.
 func (c *Console) audited(ctx context.Context, user principal, o *changeRequest, what string, do func(context.Context) error) error {

@@ -21,7 +21,6 @@ type Editor interface {
 	Get(ctx context.Context, name string) (editor.Row, error)
 	Limit(name string, values editor.Values) (registry.Limit, error)
 	Change(ctx context.Context, c editor.Change) (editor.AuditEntry, error)
-	SetShadow(ctx context.Context, name string, from editor.Version, on bool, who, why string) (editor.AuditEntry, error)
 	Undo(ctx context.Context, id int64, who, why string) (editor.AuditEntry, error)
 	Act(ctx context.Context, a editor.Action, do func(context.Context) error) (editor.AuditEntry, error)
 	History(ctx context.Context, name string, limit int) ([]editor.AuditEntry, error)
@@ -78,7 +77,8 @@ type entryData struct {
 	Of       string // switch, or another table
 	What     []string
 	UndoneBy int64
-	Final    bool // it cannot be undone
+	Final    bool   // it cannot be undone
+	Turns    string // the state, on or off, in which an undo leaves the fleet's switch; empty for a row
 }
 
 // form returns the editable fields. The flags of a valid row show their effective value, also where the column is NULL.
@@ -171,6 +171,9 @@ func (c *Console) list(entries []editor.AuditEntry) []entryData {
 		a := &entries[i]
 		e := entryData{ID: a.ID, At: a.At, Who: a.Who, Why: a.Why, Name: a.Name, UndoneBy: a.UndoneBy, Final: a.Action != ""}
 		e.Link, e.Of = c.names(a)
+		if on, known := c.switchAfter(a, a.From); known {
+			e.Turns = map[bool]string{true: "on", false: "off"}[on]
+		}
 		switch {
 		case e.Final:
 			e.What = []string{a.Action}
@@ -208,6 +211,20 @@ func (c *Console) names(a *editor.AuditEntry) (limit bool, of string) {
 		return false, "switch"
 	}
 	return false, a.Table
+}
+
+// switchAfter returns the state of the switch with the given row of an entry. known is false if the entry is not of a switch.
+// Without a row the switch is on.
+func (c *Console) switchAfter(a *editor.AuditEntry, row editor.Values) (on, known bool) {
+	if _, of := c.names(a); of != "switch" || a.Action != "" {
+		return false, false
+	}
+	value := row["enabled"]
+	if value == nil {
+		return true, true
+	}
+	on, ok := registry.ParseFlag(*value)
+	return on || !ok, true
 }
 
 // words describes a row of these values.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,6 +33,7 @@ type table struct {
 	version int
 	audit   []editor.AuditEntry
 	err     error
+	undone  func() (editor.AuditEntry, error) // the result of Undo, if set
 }
 
 func newTable() *table {
@@ -110,11 +112,10 @@ func (t *table) Change(_ context.Context, c editor.Change) (editor.AuditEntry, e
 	return t.audit[0], nil
 }
 
-func (t *table) SetShadow(ctx context.Context, name string, from editor.Version, on bool, who, why string) (editor.AuditEntry, error) {
-	return t.Change(ctx, editor.Change{Name: name, From: from, To: editor.Values{"shadow": editor.Text(on)}, Who: who, Why: why})
-}
-
 func (t *table) Undo(_ context.Context, id int64, _, _ string) (editor.AuditEntry, error) {
+	if t.undone != nil {
+		return t.undone()
+	}
 	if id != 1 {
 		return editor.AuditEntry{}, fmt.Errorf("%w: %d", editor.ErrNoEntry, id)
 	}
@@ -137,7 +138,7 @@ func (t *table) Act(ctx context.Context, a editor.Action, do func(context.Contex
 func (t *table) History(context.Context, string, int) ([]editor.AuditEntry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.audit, nil
+	return slices.Clone(t.audit), nil
 }
 
 // editable is a console in which everything can be changed, and what became of it.
@@ -147,10 +148,17 @@ type editable struct {
 	done []string
 }
 
+// lossy is the example's fleet, whose table has lost most of its limits.
+func lossy() *fleettest.Fleet {
+	source := fleettest.Example()
+	source.Adjust(func(i *fleet.Instance) { i.Loads.Before, i.Loads.Gone, i.Loads.Lost = 10, 6, time.Now() })
+	return source
+}
+
 func newEditable(t *testing.T, access console.Access) *editable {
 	e := &editable{rows: newTable()}
 	e.Console = newConsole(t, console.Config{
-		Access: access, Editor: e.rows,
+		Source: lossy(), Access: access, Editor: e.rows,
 		Penalize: func(_ context.Context, name string, d time.Duration) error {
 			e.done = append(e.done, fmt.Sprint("penalize ", name, " ", d))
 			return nil
@@ -471,7 +479,7 @@ func TestActionsAreAnnounced(t *testing.T) {
 	var confirmed []string
 	failing := false
 	c := newConsole(t, console.Config{
-		Access: console.Access{Users: users()}, Editor: newTable(),
+		Source: lossy(), Access: console.Access{Users: users()}, Editor: newTable(),
 		Penalize: func(context.Context, string, time.Duration) error { return nil },
 		Reset:    func(context.Context, string) error { return nil },
 		Turn:     func(context.Context, bool, string, string) error { return nil },
@@ -505,11 +513,144 @@ func TestActionsAreAnnounced(t *testing.T) {
 	require.Equal(t, []string{"ann moved"}, confirmed)
 }
 
+// as sends a change of ann.
+func (e *editable) as(t *testing.T, what, body string) *httptest.ResponseRecorder {
+	r := post(what, body, "X-Csrf-Token", e.token(t, "ann", writerToken))
+	r.SetBasicAuth("ann", writerToken)
+	return ask(e, r)
+}
+
+// The button that puts a row in shadow, or in force, saves the edit of the form with it, in one change.
+func TestShadowKeepsTheEdit(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	w := e.as(t, "shadow", `{"name":"/ibe/AvailFare","from":"v0","on":true,"values":{"rate":"2","shadow":"0"},"why":"try 2/s"}`)
+	require.Equal(t, 200, w.Code, w.Body)
+	require.Equal(t, []string{"2", "1"}, []string{*e.rows.audit[0].To["rate"], *e.rows.audit[0].To["shadow"]})
+	require.Len(t, e.rows.audit, 1)
+	w = e.as(t, "shadow", `{"name":"/ibe/AvailFare","from":"v1","on":false,"values":{"rate":"3"},"why":"in earnest"}`)
+	require.Equal(t, 200, w.Code, w.Body)
+	require.Equal(t, []string{"3", "0"}, []string{*e.rows.audit[0].To["rate"], *e.rows.audit[0].To["shadow"]})
+	require.Equal(t, 200, e.as(t, "shadow", `{"name":"/ibe/AvailFare","from":"v2","on":true,"why":"without an edit"}`).Code)
+}
+
+// A request that needs a field names it if it is missing. The switch and the shadow have no default.
+func TestMissingFieldsAreNamed(t *testing.T) {
+	for field, request := range map[string][2]string{
+		"on":      {"switch", `{"why":"incident"}`},
+		"seconds": {"penalize", `{"name":"x","why":"incident"}`},
+		"why":     {"switch", `{"on":true}`},
+		"from":    {"remove", `{"name":"x","why":"incident"}`},
+		"values":  {"save", `{"name":"x","why":"incident"}`},
+	} {
+		e := newEditable(t, console.Access{Users: users()})
+		w := e.as(t, request[0], request[1])
+		require.Equal(t, 422, w.Code, w.Body)
+		contains(t, w, `"field":"`+field+`"`)
+		require.Empty(t, e.done)
+	}
+	e := newEditable(t, console.Access{Users: users()})
+	w := e.as(t, "shadow", `{"name":"/ibe/AvailFare","from":"v0","why":"try"}`)
+	require.Equal(t, 422, w.Code)
+	contains(t, w, `"field":"on"`)
+	require.Equal(t, 422, e.as(t, "switch", `{"on":null,"why":"incident"}`).Code)
+	require.Zero(t, e.rows.version)
+}
+
+// A confirmation needs a loss that an instance reports: it would also count for the next loss, which nobody has seen yet.
+func TestNothingToConfirm(t *testing.T) {
+	source := lossy()
+	e := &editable{rows: newTable()}
+	e.Console = newConsole(t, console.Config{
+		Source: source, Access: console.Access{Users: users()}, Editor: e.rows,
+		Confirm: func(context.Context, string, string) error { e.done = append(e.done, "confirm"); return nil },
+	})
+	require.Equal(t, 200, e.as(t, "confirm", orders["confirm"]).Code)
+	none := fleettest.Example()
+	e.Console = newConsole(t, console.Config{Source: none, Access: console.Access{Users: users()}, Editor: e.rows, Confirm: func(context.Context, string, string) error {
+		e.done = append(e.done, "confirm")
+		return nil
+	}})
+	w := e.as(t, "confirm", orders["confirm"])
+	require.Equal(t, 409, w.Code)
+	contains(t, w, "nothing to confirm")
+	none.Fail(errors.New("connection refused"))
+	failing := newConsole(t, console.Config{Source: none, Access: console.Access{Users: users()}, Editor: e.rows, Confirm: func(context.Context, string, string) error { return nil }})
+	e.Console = failing
+	require.Equal(t, 502, e.as(t, "confirm", orders["confirm"]).Code, "the fleet cannot be read")
+	require.Equal(t, []string{"confirm"}, e.done)
+	require.Len(t, e.rows.audit, 1)
+}
+
+// The undo of a change of the switch names what it does to the fleet, before and after, and is an event like the change itself.
+func TestUndoOfTheSwitch(t *testing.T) {
+	row := func(on bool) editor.Values {
+		return editor.Values{"name": editor.Text("global"), "enabled": editor.Text(on)}
+	}
+	rows := newTable()
+	rows.audit = []editor.AuditEntry{
+		{ID: 3, Who: "ann", Why: "over", Table: "t_switch", Name: "global", From: row(false), To: row(true)},
+		{ID: 2, Who: "ann", Why: "incident", Table: "t_switch", Name: "global", From: row(true), To: row(false)},
+		{ID: 1, Who: "ann", Why: "faster", Name: "/a", From: editor.Values{"rate": editor.Text(5)}, To: editor.Values{"rate": editor.Text(8)}},
+	}
+	var told []fleet.Event
+	e := &editable{rows: rows, Console: newConsole(t, console.Config{
+		Access: console.Access{Users: users()}, Editor: rows, Announce: func(_ context.Context, e fleet.Event) error { told = append(told, e); return nil },
+	})}
+	r := local("GET", "/changes")
+	r.SetBasicAuth("ann", writerToken)
+	w := ask(e, r)
+	contains(t, w, `data-id="3" data-turns="off"`, `data-id="2" data-turns="on"`, `data-id="1">`)
+	rows.undone = func() (editor.AuditEntry, error) {
+		return editor.AuditEntry{ID: 4, Table: "t_switch", Name: "global", From: row(true), To: row(false)}, nil
+	}
+	contains(t, e.as(t, "undo", `{"id":3,"why":"it was right"}`), "Undone by change 4. The switch is off: every call passes.")
+	require.Equal(t, []fleet.Event{{Kind: fleet.SwitchOff, Who: "ann", Why: "it was right"}}, told)
+	rows.undone = func() (editor.AuditEntry, error) {
+		return editor.AuditEntry{ID: 5, Name: "/a", From: rows.audit[2].To, To: rows.audit[2].From}, nil
+	}
+	contains(t, e.as(t, "undo", `{"id":1,"why":"too fast"}`), `"Undone by change 5."`)
+	require.Len(t, told, 1)
+}
+
+// An undo that comes too late names who has changed the row or the switch since, why, and what differs.
+func TestUndoConflict(t *testing.T) {
+	value := func(column string, v any) editor.Values { return editor.Values{column: editor.Text(v)} }
+	at := time.Date(2026, 3, 1, 9, 30, 0, 0, time.UTC)
+	rows := newTable()
+	rows.audit = []editor.AuditEntry{
+		{ID: 5, At: at, Who: "eve", Why: "no relation", Name: "/other", From: value("rate", 1), To: value("rate", 2)},
+		{ID: 4, At: at, Who: "dan", Why: "peak hour", Name: "/a", From: value("rate", 8), To: value("rate", 9)},
+		{ID: 3, At: at, Who: "ann", Why: "faster", Name: "/a", From: value("rate", 5), To: value("rate", 8)},
+		{ID: 2, At: at, Who: "dan", Why: "all is well", Table: "t_switch", Name: "global", From: value("enabled", 0), To: value("enabled", 1)},
+		{ID: 1, At: at, Who: "ann", Why: "incident", Table: "t_switch", Name: "global", From: value("enabled", 1), To: value("enabled", 0)},
+	}
+	e := &editable{rows: rows, Console: newConsole(t, console.Config{Access: console.Access{Users: users()}, Editor: rows})}
+	conflict := func(name string, now editor.Values) {
+		rows.undone = func() (editor.AuditEntry, error) {
+			c := &editor.ConflictError{Name: name}
+			if now != nil {
+				c.Now = &editor.Row{Name: name, Values: now}
+			}
+			return editor.AuditEntry{}, c
+		}
+	}
+	conflict("/a", value("rate", 9))
+	w := e.as(t, "undo", `{"id":3,"why":"x"}`)
+	require.Equal(t, 409, w.Code)
+	contains(t, w, "The row was changed meanwhile by dan on ", "(peak hour). Nothing was written.", `"changes":["Rate 8/s → 9/s"]`)
+	conflict("/a", value("rate", 7))
+	contains(t, e.as(t, "undo", `{"id":3,"why":"x"}`), "The audit table has no entry for that change", "Rate 8/s → 7/s")
+	conflict("/a", nil)
+	contains(t, e.as(t, "undo", `{"id":3,"why":"x"}`), "The row was removed meanwhile")
+	conflict("global", value("enabled", 1))
+	contains(t, e.as(t, "undo", `{"id":1,"why":"x"}`), "The switch was changed meanwhile by dan on ", "(all is well)", "enabled 0 → 1")
+}
+
 // A confirmation is in the audit first.
 func TestConfirmationIsAudited(t *testing.T) {
 	rows := newTable()
 	confirmed := 0
-	c := newConsole(t, console.Config{Access: console.Access{Users: users()}, Editor: rows, Confirm: func(context.Context, string, string) error { confirmed++; return nil }})
+	c := newConsole(t, console.Config{Source: lossy(), Access: console.Access{Users: users()}, Editor: rows, Confirm: func(context.Context, string, string) error { confirmed++; return nil }})
 	token := (&editable{Console: c}).token(t, "ann", writerToken)
 	do := func() int {
 		r := post("confirm", `{"why":"moved"}`, "X-Csrf-Token", token)

@@ -232,6 +232,9 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if strings.Contains(r.URL.Path, "/api/") || r.Method != http.MethodGet && r.Method != http.MethodHead {
 		answer := map[string]any{"error": text}
+		if why != nil && why.field != "" {
+			answer["field"] = why.field
+		}
 		if why != nil && len(why.changes) > 0 {
 			answer["changes"] = why.changes
 		}

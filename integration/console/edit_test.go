@@ -131,3 +131,19 @@ func TestPenaltyIsChosen(t *testing.T) {
 	p.accessible()
 	require.Equal(t, sql.NullString{}, choose("", "429 and 503 → 503, and 429 if each key has a bucket"))
 }
+
+// The button for the shadow saves the edit of the form with it, under the reason of the edit.
+func TestShadowButtonSavesTheEdit(t *testing.T) {
+	at, rows := serveTable(t)
+	p := open(t, at+"change?name=%2Fibe%2FAvailFare", signedIn())
+	p.waitFor(`document.querySelector('input[name="rate"]')?.value === "5"`)
+	p.write(`input[name="rate"]`, "2")
+	p.do(chromedp.SendKeys("#why", "try 2/s"), chromedp.Click("#shadow"))
+	p.waitFor(`document.getElementById("done").textContent.includes("Shadow no → yes") && document.getElementById("done").textContent.includes("Rate 5/s → 2/s")`)
+	var rate, shadow string
+	require.NoError(t, rows.db.QueryRow("SELECT CAST(rate AS TEXT), CAST(shadow AS TEXT) FROM t_ratelimite_conf").Scan(&rate, &shadow))
+	require.Equal(t, []string{"2", "1"}, []string{rate, shadow})
+	p.write(`input[name="rate"]`, "3")
+	p.do(chromedp.SendKeys("#why", "in earnest"), chromedp.Click("#shadow"))
+	p.waitFor(`document.getElementById("done").textContent.includes("Shadow yes → no") && document.getElementById("done").textContent.includes("Rate 2/s → 3/s")`)
+}

@@ -5,6 +5,16 @@ import { send } from "./send.js";
 
 const name = document.body.dataset.name, title = shown(name);
 
+// What a state of the switch means, also after an undo.
+const switched = {
+  on: "Limits apply again to every call of the whole fleet, within about a second.",
+  off: "Every call of the whole fleet passes, without any limit, within about a second: the upstreams get all of it.",
+};
+const undone = {
+  on: `This turns the switch on. ${switched.on} If the switch was turned since, nothing is written.`,
+  off: `This turns the switch off. ${switched.off} If the switch was turned since, nothing is written.`,
+};
+
 const acts = {
   penalize: () => ({
     title: `Hold back ${title}?`, danger: "Hold back",
@@ -20,9 +30,7 @@ const acts = {
   switch: (button) => {
     const on = button.dataset.on === "yes";
     return {
-      title: on ? "Turn the switch on?" : "Turn the switch off?", danger: on ? "Turn on" : "Turn off",
-      says: on ? "Limits apply again to every call of the whole fleet, within about a second."
-        : "Every call of the whole fleet passes, without any limit, within about a second: the upstreams get all of it.",
+      title: on ? "Turn the switch on?" : "Turn the switch off?", danger: on ? "Turn on" : "Turn off", says: switched[on ? "on" : "off"],
       order: (f) => ({ on, why: f.why }),
     };
   },
@@ -33,7 +41,7 @@ const acts = {
   }),
   undo: (button) => ({
     title: `Undo change ${button.dataset.id}?`, danger: "Undo",
-    says: "The row gets its values from before this change. The whole fleet applies them within one load interval of the gateways. If the row was changed since, nothing is written.",
+    says: undone[button.dataset.turns] ?? "The row gets its values from before this change. The whole fleet applies them within one load interval of the gateways. If the row was changed since, nothing is written.",
     order: (f) => ({ id: Number(button.dataset.id), why: f.why }),
   }),
   remove: (button) => ({

@@ -71,7 +71,7 @@ export function start() {
     act("save", { values: values(list) }, by("save"));
   });
   const shadow = by("shadow");
-  shadow?.addEventListener("click", () => act("shadow", { on: shadow.dataset.on === "yes" }, shadow));
+  shadow?.addEventListener("click", () => act("shadow", { on: shadow.dataset.on === "yes", values: values(inputs.filter(changed)) }, shadow)); // with the edit
   const remove = by("remove");
   remove?.addEventListener("click", () => { remove.dataset.from = form.dataset.from; confirm("remove", remove); });
   foresee();
