@@ -193,15 +193,21 @@ func (a *authenticator) byToken(r *http.Request) (principal, error) {
 	}
 	given, called := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(name))
 	var found *User
-	logName := name
+	logName := ""
+	if name != "" {
+		logName = fmt.Sprintf("(no user's name, %d bytes)", len(name)) // it may be a token, or contain one
+	}
 	for i := range a.Users {
 		u := &a.Users[i]
 		has := sha256.Sum256([]byte(u.Token))
 		if subtle.ConstantTimeCompare(given[:], has[:]) == 1 && (!basic || name == u.Name) {
 			found = u
 		}
-		if subtle.ConstantTimeCompare(called[:], has[:]) == 1 { // a token in the place of the name must not be logged
+		if subtle.ConstantTimeCompare(called[:], has[:]) == 1 {
 			logName = "(a token)"
+		}
+		if name == u.Name && logName != "(a token)" {
+			logName = name
 		}
 	}
 	if found == nil {

@@ -49,6 +49,7 @@ func (c *Console) act(what string, do func(context.Context, principal, *changeRe
 		user := principalOf(r)
 		o, err := c.read(w, r)
 		if err != nil {
+			c.logRefusedWrite(r, what, user, err)
 			c.refuse(w, r, err)
 			return
 		}

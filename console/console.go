@@ -56,7 +56,8 @@ type Console struct {
 	closed  chan struct{}
 	close   func()
 
-	signIns *failedSignIns
+	signIns       *failedSignIns
+	refusedWrites lineLimit
 
 	mu    sync.Mutex
 	feeds map[string]*feed // with viewers, except the board's
