@@ -258,12 +258,12 @@ func (v *view) totals() totals {
 	t := totals{Limits: len(v.limits), Instances: v.living(), Measured: v.measured(), SwitchOff: v.sw != nil && v.sw.Off}
 	for i := range v.limits {
 		l := &v.limits[i]
-		t.Granted += l.granted()
-		t.Refused += l.refused()
+		t.Granted += l.through()
+		t.Refused += l.rate.Refused
 		t.Waiting += l.total.Waiting.Count
 	}
-	t.Unlimited, t.UnlimitedRefused = round(v.others.Granted+v.others.Passed), round(v.others.Refused+v.others.WouldRefuse)
-	t.Granted, t.Refused = round(t.Granted+v.others.Granted+v.others.Passed), round(t.Refused+v.others.Refused+v.others.WouldRefuse)
+	t.Unlimited, t.UnlimitedRefused = round(through(&v.others)), round(v.others.Refused)
+	t.Granted, t.Refused = round(t.Granted+through(&v.others)), round(t.Refused+v.others.Refused)
 	t.Empty = v.empty()
 	return t
 }

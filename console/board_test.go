@@ -98,14 +98,17 @@ func TestTooManyLimitsAreReported(t *testing.T) {
 	require.Contains(t, said, "new limits share one counter")
 }
 
-// A limit in shadow has the same figures in all places: what would be refused is refused, and not granted.
+// A limit in shadow has the same figures in all places that are about it alone: what would be refused is not granted. Sums over
+// several limits count these calls as passed, because no caller was refused.
 func TestShadowHasTheSameFiguresEverywhere(t *testing.T) {
 	begin := time.Unix(1_800_000_000, 0)
 	c := fleet.Counters{Granted: 50, Passed: 10, WouldRefuse: 30, Refused: 20}
 	v := newView(counted(begin, fleet.Counters{}), counted(begin.Add(10*time.Second), c))
 	l := v.limit("x")
 	require.Equal(t, []float64{6, 5}, []float64{l.granted(), l.refused()})
-	require.Equal(t, []float64{6, 5}, []float64{v.instances[0].granted, v.instances[0].refused})
+	require.Equal(t, []float64{9, 2}, []float64{v.instances[0].granted, v.instances[0].refused})
+	total := v.totals()
+	require.Equal(t, []float64{9, 2}, []float64{total.Granted, total.Refused})
 	share := v.shares("x")[0]
 	require.Equal(t, []float64{6, 5}, []float64{share.Granted, share.Refused})
 	h := columns([]fleet.Point{{Minute: begin, Published: true, Granted: 300, Passed: 60, WouldRefuse: 180, Refused: 120}}, begin.Add(time.Hour))
@@ -372,4 +375,23 @@ func TestTilesOfALimit(t *testing.T) {
 		require.Equal(t, test.want, titles)
 	}
 	require.Equal(t, []string{"", "warm", "bad", "bad"}, []string{full(7, 10), full(8, 10), full(200, 200), full(3, 2)})
+}
+
+// The oldest waiter has waited as long as its instance reported. The time since that report is no part of it: a row that waits
+// half a second has no waiter of two.
+func TestOldestWaiterIsAsReported(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0)
+	now := counted(begin, fleet.Counters{})
+	now.At = begin.Add(1900 * time.Millisecond) // shortly before the next report
+	l := now.Instances[0].Limits["x"]
+	l.Waiting = fleet.Waiting{Count: 2, Since: begin.Add(-140 * time.Millisecond)}
+	v := newView(now, now)
+	require.Equal(t, 140.0, v.shares("x")[0].Oldest)
+	var unit string
+	for _, tile := range v.detail("x").Tiles {
+		if tile.Title == "Waiting now" {
+			unit = tile.Unit
+		}
+	}
+	require.Equal(t, "oldest 140 ms", unit)
 }

@@ -35,6 +35,11 @@ type detail struct {
 	Curve    *curve    `json:"curve,omitempty"`
 	// Priorities is empty unless there are calls below Normal.
 	Priorities []priority `json:"priorities,omitempty"`
+	// Marks are the events in the chart's first period, for pages without scripts; NoMarks is why they are not known.
+	Marks   []mark `json:"-"`
+	NoMarks string `json:"-"`
+	// Shadow reports whether the row refuses no call: then figures of refused calls are of those that it would refuse.
+	Shadow bool `json:"shadow"`
 }
 
 // figures are the chart's values, per second.
@@ -117,6 +122,7 @@ func (v *view) detail(name string) *detail {
 		return d
 	}
 	b := &l.total.Newest.Bucket
+	d.Shadow = l.config().Shadow
 	d.Known, d.Config, d.State = true, describe(l.total.Newest), strings.Join(l.states(v), ", ")
 	if b.HeldUntil.After(v.at) {
 		d.Held, d.HeldBy = b.HeldUntil.UnixMilli(), v.heldBy(name)
@@ -183,8 +189,8 @@ func (v *view) tiles(l *limit) (all []tile) {
 		}
 		add(p99)
 		now := tile{Title: "Waiting now", Value: figure.Count(waiting.Count)}
-		if !waiting.Since.IsZero() {
-			now.Unit = "oldest " + figure.Span(v.at.Sub(waiting.Since))
+		if oldest := v.oldest(l.name()); oldest > 0 {
+			now.Unit = "oldest " + figure.Span(oldest)
 		}
 		add(now)
 	}
@@ -215,12 +221,23 @@ func (v *view) useTiles(name string) (all []tile) {
 
 func millis(d time.Duration) float64 { return round(d.Seconds() * 1000) }
 
-// since returns the milliseconds from t until the view was made.
-func (v *view) since(t time.Time) float64 {
-	if t.IsZero() {
+// oldest returns how long the oldest waiter of a limit had waited when its instance reported it; 0 without waiters. It may
+// have left since, so the time until the view was made is no part of its wait.
+func (i *instance) oldest(l *fleet.Limit) time.Duration {
+	if l == nil || l.Waiting.Since.IsZero() {
 		return 0
 	}
-	return max(0, millis(v.at.Sub(t)))
+	return max(0, i.Beat.Sub(l.Waiting.Since))
+}
+
+// oldest returns the longest of the waits in all living instances.
+func (v *view) oldest(name string) (longest time.Duration) {
+	for i := range v.instances {
+		if one := &v.instances[i]; !one.Silent(v.at) {
+			longest = max(longest, one.oldest(one.Limits[name]))
+		}
+	}
+	return longest
 }
 
 func (v *view) shares(name string) []share {
@@ -235,7 +252,7 @@ func (v *view) shares(name string) []share {
 		r := rates[one.ID]
 		s := share{
 			Instance: one.title(), Granted: round(r.Granted + r.Passed), Refused: round(r.Refused + r.WouldRefuse), Failed: round(r.Failed),
-			Waiting: l.Waiting.Count, Oldest: v.since(l.Waiting.Since), Config: describe(l), Problem: v.trouble(one),
+			Waiting: l.Waiting.Count, Oldest: millis(one.oldest(l)), Config: describe(l), Problem: v.trouble(one),
 		}
 		if one.Ended {
 			s.Problem = "has ended"

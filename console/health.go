@@ -18,6 +18,7 @@ type healthData struct {
 	Rejected  []fleet.Rejected `json:"rejected"`
 	Skipped   []string         `json:"skipped"`
 	Events    []mark           `json:"events"`
+	NoEvents  string           `json:"no_events"` // why Events is empty; empty if nothing happened
 	Switch    string           `json:"switch"`
 	Off       bool             `json:"off"`
 }
@@ -51,6 +52,8 @@ func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 		h.Instances = append(h.Instances, v.health(&v.instances[i]))
 	}
 	switch {
+	case v.sw == nil && v.living() == 0:
+		h.Switch, h.Off = v.unknownSwitch()
 	case v.sw == nil:
 		h.Switch = "No switch is configured: limits always apply."
 	case v.sw.Off:
@@ -61,7 +64,8 @@ func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 	}
 	events, err := c.config.Source.Events(ctx, v.at.Add(-fleet.Day))
 	if err != nil {
-		h.Problems = append(h.Problems, problem{Text: "What happened cannot be read: " + err.Error()})
+		h.NoEvents = eventsLost(err)
+		h.Problems = append(h.Problems, problem{Text: h.NoEvents})
 	}
 	for i := len(events) - 1; i >= 0 && len(h.Events) < mostEvents; i-- {
 		text := eventText(&events[i])
@@ -71,6 +75,22 @@ func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 		h.Events = append(h.Events, mark{events[i].At.Unix(), title(events[i].Kind), text})
 	}
 	return h
+}
+
+// eventsLost describes that events cannot be read. A page then does not show that there are none.
+func eventsLost(err error) string { return "What happened cannot be read: " + err.Error() }
+
+// unknownSwitch describes the switch while no instance reports: as the last report had it.
+func (v *view) unknownSwitch() (text string, off bool) {
+	last := v.lastSwitch
+	if last == nil {
+		return "Not known: no instance reports.", false
+	}
+	state := "on"
+	if last.Switch.Off {
+		state = "off"
+	}
+	return "Not known: no instance reports. It was " + state + " in the last report, " + figure.Span(v.at.Sub(last.Beat).Truncate(time.Second)) + " ago.", last.Switch.Off
 }
 
 func (v *view) health(i *instance) instanceHealth {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +29,9 @@ type mark struct {
 	Kind string `json:"kind"`
 	Text string `json:"text"`
 }
+
+// firstRange is the period of a chart at first.
+const firstRange = "15m"
 
 // ranges are the periods that a chart can show.
 var ranges = map[string]time.Duration{"15m": 15 * time.Minute, "1h": time.Hour, "1d": fleet.Day}
@@ -90,6 +94,19 @@ func columns(points []fleet.Point, now time.Time) *history {
 		h.Rate = append(h.Rate, rate)
 	}
 	return h
+}
+
+// recentMarks returns the events of the chart's first period, the newest first, or why they are not known.
+func (c *Console) recentMarks(ctx context.Context, name string) (all []mark, unknown string) {
+	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
+	defer cancel()
+	events, err := c.config.Source.Events(ctx, time.Now().Add(-ranges[firstRange]))
+	if err != nil {
+		return nil, eventsLost(err)
+	}
+	all = marks(events, name)
+	slices.Reverse(all)
+	return all, ""
 }
 
 // marks returns the events that concern a limit.

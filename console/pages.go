@@ -164,7 +164,10 @@ func (c *Console) limitsPage(w http.ResponseWriter, r *http.Request) {
 			row := limitRow{
 				Name: l.name(), Config: describe(l.total.Newest), State: strings.Join(l.states(v), ", "), Rate: figure.Number(l.total.Newest.Bucket.Rate),
 				Granted: figure.Number(l.granted()), Refused: figure.Number(l.refused()), Waiting: l.total.Waiting.Count, Fill: "–", P99: "–",
-				Refuses: l.refused() > 0, Waits: l.total.Waiting.Count > 0,
+				Refuses: l.refused() > 0 && !l.config().Shadow, Waits: l.total.Waiting.Count > 0,
+			}
+			if l.config().Shadow && l.refused() > 0 {
+				row.Refused = "(" + row.Refused + ")"
 			}
 			if !v.measured() {
 				row.Granted, row.Refused = "–", "–"
@@ -197,6 +200,7 @@ func (c *Console) limitPage(w http.ResponseWriter, r *http.Request) {
 		if !d.Known {
 			status = http.StatusNotFound
 		}
+		d.Marks, d.NoMarks = c.recentMarks(r.Context(), name)
 		p.Data = d
 	}
 	c.render(w, r, status, p)

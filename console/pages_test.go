@@ -228,3 +228,51 @@ func TestManyLimits(t *testing.T) {
 		require.Less(t, w.Body.Len(), 100_000)
 	})
 }
+
+// While no instance reports, the state of the switch is not known: it is as it was in the last report, and not missing.
+func TestSwitchOfASilentFleet(t *testing.T) {
+	source := fleettest.Example()
+	was := fleet.Switch{}
+	source.Adjust(func(i *fleet.Instance) { i.Beat, i.Switch = i.Beat.Add(-3*time.Minute), was })
+	text := func() string {
+		c := newConsole(t, console.Config{Source: source})
+		body := ask(c, local("GET", "/health")).Body.String()
+		_, body, _ = strings.Cut(body, `<p id="switch">`)
+		body, _, _ = strings.Cut(body, "</p>")
+		return body
+	}
+	require.Equal(t, "Not known: no instance reports.", text())
+	was = fleet.Switch{Known: true, Off: true, Read: time.Now().Add(-3 * time.Minute)}
+	require.Equal(t, "Not known: no instance reports. It was off in the last report, 3 min ago.", text())
+	was.Off = false
+	require.Equal(t, "Not known: no instance reports. It was on in the last report, 3 min ago.", text())
+	source.Adjust(nil)
+	require.Equal(t, "No switch is configured: limits always apply.", text())
+}
+
+// withoutEvents is a fleet whose events cannot be read.
+type withoutEvents struct{ *fleettest.Fleet }
+
+func (withoutEvents) Events(context.Context, time.Time) ([]fleet.Event, error) {
+	return nil, errors.New("connection refused")
+}
+
+// Pages show events without scripts, too, and do not say that there are none if they cannot be read.
+func TestEventsAreNotNone(t *testing.T) {
+	c := newConsole(t, console.Config{Source: fleettest.Example()})
+	contains(t, ask(c, local("GET", "/limit?name=%2Fibe%2FAvailFare")), "held back for 30 s as an upstream asked")
+	contains(t, ask(c, local("GET", "/limit?name=%2Fibe%2FBook")), "None in the last 15 minutes.")
+	lost := newConsole(t, console.Config{Source: withoutEvents{fleettest.Example()}})
+	for _, page := range []string{"/limit?name=%2Fibe%2FAvailFare", "/health"} {
+		body := ask(lost, local("GET", page)).Body.String()
+		_, list, _ := strings.Cut(body, `<ol class="marks"`)
+		list, _, _ = strings.Cut(list, "</ol>")
+		require.Contains(t, list, "What happened cannot be read: connection refused", page)
+		require.NotContains(t, list, "None", page)
+	}
+	away := fleettest.Example()
+	away.Fail(errors.New("connection refused"))
+	body := ask(newConsole(t, console.Config{Source: away}), local("GET", "/limit?name=%2Fibe%2FAvailFare")).Body.String()
+	require.Contains(t, body, "Not known: no figures are available.")
+	require.NotContains(t, body, "None in")
+}

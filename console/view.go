@@ -18,7 +18,8 @@ type view struct {
 	at           time.Time
 	limits       []limit // sorted by name, without duplicates
 	instances    []instance
-	sw           *fleet.Switch // as the living instance with the newest reading has it; nil if there is no switch
+	sw           *fleet.Switch   // as the living instance with the newest reading has it; nil if there is no switch
+	lastSwitch   *fleet.Instance // the silent instance that read the switch last; nil if there is none
 	rejected     []fleet.Rejected
 	skipped      []string
 	others       fleet.Rate                    // calls of names without a limit of their own
@@ -59,6 +60,9 @@ func newView(past, now *fleet.Snapshot) *view {
 	for i := range now.Instances {
 		n := &now.Instances[i]
 		if n.Silent(now.At) {
+			if last := v.lastSwitch; n.Switch.Known && (last == nil || !n.Switch.Read.Before(last.Switch.Read)) {
+				v.lastSwitch = n
+			}
 			continue
 		}
 		if n.Switch.Known && !n.Switch.Read.Before(read) {
@@ -202,12 +206,12 @@ func (i *instance) since(was *fleet.Instance) (granted, refused float64) {
 			earlier = w.Counters
 		}
 		gained := l.Minus(&earlier)
-		granted += float64(gained.Granted + gained.Passed)
-		refused += float64(gained.Refused + gained.WouldRefuse)
+		granted += float64(gained.Through())
+		refused += float64(gained.Refused)
 	}
 	others := i.Others.Minus(&was.Others)
-	granted += float64(others.Granted + others.Passed)
-	refused += float64(others.Refused + others.WouldRefuse)
+	granted += float64(others.Through())
+	refused += float64(others.Refused)
 	return granted / over, refused / over
 }
 
@@ -241,6 +245,12 @@ func (l *limit) config() *fleet.Config { return &l.total.Newest.Config }
 func (l *limit) granted() float64 { return l.rate.Granted + l.rate.Passed }
 
 func (l *limit) refused() float64 { return l.rate.Refused + l.rate.WouldRefuse }
+
+// through returns the rate of the calls that passed. Sums over several limits count it, and only calls that were refused as
+// refused: a shadow refuses none.
+func (l *limit) through() float64 { return through(&l.rate) }
+
+func through(r *fleet.Rate) float64 { return r.Granted + r.Passed + r.WouldRefuse }
 
 // fill returns the stored share of the bucket, 0 to 1; negative if not known, or if nothing can be stored.
 func (l *limit) fill() float64 {

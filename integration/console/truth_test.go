@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -104,4 +105,29 @@ func TestWhoAndHowMuchInABrowser(t *testing.T) {
 	p.live()
 	p.waitFor(`/^Held back until .*, by ann: they ring\.$/.test(document.getElementById("held").textContent) && !document.getElementById("held").hidden`)
 	p.waitFor(`document.getElementById("marks").textContent.includes("held back for 60 min, by ann: they ring")`)
+}
+
+// withoutHistory is a fleet whose history cannot be read.
+type withoutHistory struct{ *fleettest.Fleet }
+
+func (withoutHistory) History(context.Context, string, time.Time) ([]fleet.Point, error) {
+	return nil, errors.New("connection refused")
+}
+
+// A chart whose request fails does not show that there were no events.
+func TestEventsThatCannotBeRead(t *testing.T) {
+	p := open(t, serve(t, console.Config{Source: withoutHistory{fleettest.Example()}})+"limit?name=%2Fibe%2FAvailFare")
+	p.waitFor(`document.getElementById("marks").textContent === "Not known: The history cannot be read: connection refused"`)
+	p.forgive("502")
+}
+
+// Calls that a shadow would refuse are named so in the list and on the limit's page.
+func TestShadowIsNotRefused(t *testing.T) {
+	at := serve(t, console.Config{Source: fleettest.Example()})
+	p := open(t, at)
+	p.waitFor(`[...document.querySelectorAll("#rows .row")].some(r => r.dataset.name === "/trial/Search" && /^\(.*\)$/.test(r.querySelector(".c-refused").textContent) && !r.querySelector(".c-refused").classList.contains("bad"))`)
+	p.do(chromedp.Navigate(at + "limit?name=%2Ftrial%2FSearch"))
+	p.waitFor(`document.querySelector("#shares [data-refused]").textContent === "Would refuse/s" && document.querySelector(".u-legend")?.textContent.includes("Would be refused")`)
+	p.do(chromedp.Navigate(at + "limit?name=%2Fibe%2FAvailFare"))
+	p.waitFor(`document.querySelector("#shares [data-refused]").textContent === "Refused/s" && document.querySelector(".u-legend")?.textContent.includes("Refused")`)
 }

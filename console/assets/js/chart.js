@@ -41,7 +41,7 @@ export class Chart {
       ...this.size(),
       series: [
         { label: "Time", value: (u, v) => (v == null ? "–" : time(v * 1000)) },
-        area("Refused", "refused", "--bad", 45), area("Granted after a wait", "waited", "--wait", 45), area("Granted at once", "atOnce", "--good", 30),
+        area(this.refused ?? "Refused", "refused", "--bad", 45), area("Granted after a wait", "waited", "--wait", 45), area("Granted at once", "atOnce", "--good", 30),
         { label: "Rate in force", value: value("rate"), width: 1.5, stroke: colour("var(--text)"), dash: [8, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) },
       ],
       padding: [null, widest / 2, null, null], // the last label may reach the right edge
@@ -51,6 +51,13 @@ export class Chart {
       hooks: { draw: [(u) => this.marks(u)], setCursor: [(u) => { if (u.cursor.idx == null) this.last(); }] },
     }, this.stacked(), this.box);
     this.last();
+  }
+
+  // called sets the name of the refused calls: those of a row in shadow would be refused.
+  called(refused) {
+    if ((this.refused ?? "Refused") === refused) return;
+    this.refused = refused;
+    this.make();
   }
 
   // last shows the newest figures in the legend while the cursor is not on the chart.

@@ -19,8 +19,8 @@ function show(h) {
     `${count(i.limits)} in all; ${i.loads}`, figure(i.granted), figure(i.refused), since(i.beat), since(i.started), i.version,
   ]), "No instance has reported yet.", 9);
   rows(by("rejected").tBodies[0], h.rejected.map((r) => [r.row ?? "", shown(r.name ?? ""), r.field ?? "", { text: shown(r.value ?? ""), class: "code" }, r.want ?? r.err ?? "", r.consequence ?? ""]), "None.", 6);
-  if (h.events.length) by("events").replaceChildren(...h.events.map((e) => element("li", {},
-    stamp(e.at * 1000), " ", element("span", { class: "tag" }, e.kind), " ", e.text)));
+  by("events").replaceChildren(...(h.events.length ? h.events.map((e) => element("li", {},
+    stamp(e.at * 1000), " ", element("span", { class: "tag" }, e.kind), " ", e.text)) : [element("li", { class: "muted" }, h.no_events || "None.")]));
 }
 
 export function start() {

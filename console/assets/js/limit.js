@@ -40,6 +40,7 @@ function show(d) {
   by("rejected").hidden = !d.rejected;
   setText(by("rejected"), d.rejected ?? "");
   tiles(d.tiles);
+  for (const title of document.querySelectorAll("[data-refused]")) setText(title, d.shadow ? "Would refuse/s" : "Refused/s");
   rows(by("shares").tBodies[0], d.shares.map((s) => [
     s.instance, figure(number(s.granted)), figure(number(s.refused)), figure(count(s.waiting)), figure(s.oldest_ms ? span(s.oldest_ms) : "–"),
     element("span", {}, s.config, s.problem ? element("strong", { class: "bad" }, ` ${s.problem}`) : null),
@@ -69,8 +70,9 @@ async function past(range) {
   return data;
 }
 
-function listMarks(marks) {
-  by("marks").replaceChildren(...(marks.length ? marks.slice().reverse().map((m) => element("li", {}, stamp(m.at * 1000), " ", m.text))
+// listMarks shows the events of the period, or why they are not known.
+function listMarks(marks, unknown) {
+  by("marks").replaceChildren(...(unknown ? [element("li", { class: "muted" }, unknown)] : marks.length ? marks.slice().reverse().map((m) => element("li", {}, stamp(m.at * 1000), " ", m.text))
     : [element("li", { class: "muted" }, "None in this period.")]));
 }
 
@@ -78,10 +80,11 @@ export function start() {
   let chart, range = param("range") ?? "15m", asked = 0;
   const load = async () => {
     const now = ++asked;
-    let data = { at: [], granted: [], refused: [], waited: [], rate: [], marks: [] };
+    let data = { at: [], granted: [], refused: [], waited: [], rate: [], marks: [] }, unknown = "";
     try {
       data = await past(range);
     } catch (e) {
+      unknown = `Not known: ${e.message}`;
       problems([{ text: `The history cannot be shown: ${e.message}` }]);
     }
     if (now !== asked) return; // another period was chosen meanwhile
@@ -89,7 +92,7 @@ export function start() {
     else if (chart) chart.set(data);
     else chart = new Chart(by("chart"), data);
     chart.range = range;
-    listMarks(data.marks);
+    listMarks(data.marks, unknown);
   };
   const choose = (to) => {
     range = to;
@@ -108,6 +111,7 @@ export function start() {
   follow(`stream/limit?name=${encodeURIComponent(name)}`, {
     limit: (d) => {
       show(d);
+      chart?.called(d.shadow ? "Would be refused" : "Refused");
       if (d.measured && chart?.range === "15m") chart.add(Math.round(d.at / 1000), { ...d.figures, rate: d.figures.rate || null }, live);
     },
   });

@@ -39,8 +39,10 @@ function fillRow(row, index) {
   }
   setText(rate, l.rate ? number(l.rate) : "–");
   setText(granted, l.granted == null ? "–" : number(l.granted));
-  setText(refused, l.refused == null ? "–" : number(l.refused));
-  refused.classList.toggle("bad", l.refused > 0);
+  const tried = l.refused > 0 && l.state.split(", ").includes("shadow"); // these calls would be refused, and pass
+  setText(refused, l.refused == null ? "–" : tried ? `(${number(l.refused)})` : number(l.refused));
+  refused.title = tried ? "would be refused; the row is in shadow" : "";
+  refused.classList.toggle("bad", l.refused > 0 && !tried);
   setText(waiting, count(l.waiting));
   waiting.toggleAttribute("data-none", !l.waiting);
   setText(fill, share(l.fill));
