@@ -99,6 +99,7 @@ func (u *User) check() error {
 type principal struct {
 	name  string // empty for a request from a trusted network, which may only read
 	write bool
+	token bool // the browser sends a name and a token, so the user can sign out
 }
 
 // authenticator identifies the sender of each request and decides what it may do.
@@ -143,8 +144,9 @@ func newAuthenticator(access Access) (*authenticator, error) {
 type refusal struct {
 	status  int
 	text    string
-	field   string   // of the request that is missing or wrong; empty if it is none
-	changes []string // in the row since the page was made, for the error's details
+	at      time.Time // in text, as figure.Clock; zero if there is none
+	field   string    // of the request that is missing or wrong; empty if it is none
+	changes []string  // in the row since the page was made, for the error's details
 }
 
 func (r *refusal) Error() string { return r.text }
@@ -213,7 +215,7 @@ func (a *authenticator) byToken(r *http.Request) (principal, error) {
 	if found == nil {
 		return principal{}, &signInError{&refusal{status: http.StatusUnauthorized, text: "There is no user with this name and token."}, logName}
 	}
-	return principal{name: found.Name, write: found.Write}, nil
+	return principal{name: found.Name, write: found.Write, token: basic}, nil
 }
 
 // KnownHost reports whether a request's Host is an IP address, localhost or one of the names. A foreign page could let any

@@ -187,6 +187,7 @@ func (c *Console) conflict(ctx context.Context, o *changeRequest, err error) err
 		r.text += ". The audit table has no entry for that change"
 	default:
 		e := &entries[0]
+		r.at = e.At
 		r.text += fmt.Sprintf(" by %s on %s (%s)", figure.Name(e.Who), figure.Clock(e.At), figure.Name(e.Why))
 	}
 	r.text += ". Nothing was written."

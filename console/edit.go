@@ -126,7 +126,7 @@ func (c *Console) changePage(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), editTimeout)
 	defer cancel()
-	p := c.page(r, "change", figure.Name(name))
+	p := c.page(r, "change", "Change "+figure.Name(name))
 	p.Name = name
 	c.look(r, p)
 	d := &rowData{Most: mostEntries}
@@ -236,11 +236,13 @@ func (c *Console) words(name string, values editor.Values) string {
 	return l.String()
 }
 
-// has reports whether an entry contains all words of a filter.
+// has reports whether an entry contains all words of a filter. A word that begins with a slash is a part of a name, a person
+// or a reason, and not of a rate such as 5/s.
 func (e *entryData) has(filter string) bool {
-	text := strings.ToLower(strings.Join(append([]string{e.Of, e.Name, e.Who, e.Why}, e.What...), "\n"))
+	about := strings.ToLower(strings.Join([]string{e.Of, e.Name, e.Who, e.Why}, "\n"))
+	what := strings.ToLower(strings.Join(e.What, "\n"))
 	for _, word := range strings.Fields(strings.ToLower(filter)) {
-		if !strings.Contains(text, word) {
+		if !strings.Contains(about, word) && (word[0] == '/' || !strings.Contains(what, word)) {
 			return false
 		}
 	}

@@ -687,3 +687,63 @@ func TestProblemsOnEveryPage(t *testing.T) {
 	require.Contains(t, changes, "<div>added</div><div>enabled not set → 1</div>", "it is no row of limits that is rejected")
 	contains(t, ask(c, local("GET", "/changes?q=switch+enabled")), "switch global")
 }
+
+// The time of a conflict is in the reply as text in UTC, and by itself, for a page to convert it to the reader's zone.
+func TestConflictHasItsTime(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	at := time.Date(2026, 3, 1, 9, 30, 0, 0, time.UTC)
+	e.rows.audit = []editor.AuditEntry{{ID: 4, At: at, Who: "dan", Why: "peak", Name: "/ibe/AvailFare", From: e.rows.rows["/ibe/AvailFare"], To: e.rows.rows["/ibe/AvailFare"]}}
+	w := e.as(t, "save", `{"name":"/ibe/AvailFare","from":"old","values":{"rate":"7"},"why":"x"}`)
+	require.Equal(t, 409, w.Code)
+	contains(t, w, "by dan on 1 Mar 09:30:00 UTC (peak)", `"at":"2026-03-01T09:30:00Z"`, `"clock":"1 Mar 09:30:00 UTC"`)
+}
+
+// The page of a change has a title of its own, and an error in an empty column does not quote NULL.
+func TestChangeHasATitle(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	contains(t, ask(e, local("GET", "/change?name=%2Fibe%2FAvailFare")), "<title>Change /ibe/AvailFare · tokenbucket</title>")
+	e.rows.err = &registry.RowError{Row: "7", Name: "/ibe/AvailFare", Field: "rate", Value: registry.ShortValue(nil), Want: wanted("rate")}
+	w := e.as(t, "save", orders["save"])
+	contains(t, w, "Rate has no value: want ")
+	require.NotContains(t, w.Body.String(), "NULL")
+}
+
+// A word of the filter that begins with a slash is a part of a name, not of a rate.
+func TestFilterOfNames(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	change := func(id int64, name string) editor.AuditEntry {
+		return editor.AuditEntry{ID: id, Who: "ann", Why: "more", Name: name, From: editor.Values{"rate": editor.Text(5)}, To: editor.Values{"rate": editor.Text(8)}}
+	}
+	e.rows.audit = []editor.AuditEntry{change(2, "/search"), change(1, "/book")}
+	for filter, ids := range map[string][]string{"%2Fs": {"#2"}, "5%2Fs": {"#2", "#1"}, "rate+%2Fb": {"#1"}, "%2Fx": nil} {
+		body := ask(e, local("GET", "/changes?q="+filter)).Body.String()
+		require.Equal(t, len(ids), strings.Count(body, `<span class="muted">#`), filter)
+		for _, id := range ids {
+			require.Contains(t, body, id, filter)
+		}
+	}
+}
+
+// A user who has signed in can sign out: the browser's name and token are refused once, so that it drops them.
+func TestSignOut(t *testing.T) {
+	c := newConsole(t, console.Config{Access: console.Access{Users: users(), Proxies: networks("10.9.0.0/16")}})
+	by := func(user, secret, path string) *httptest.ResponseRecorder {
+		r := local("GET", path)
+		if user != "" {
+			r.SetBasicAuth(user, secret)
+		}
+		return ask(c, r)
+	}
+	contains(t, by("ann", writerToken, "/"), `<a class="user" href="signout?was=ann">Sign out</a>`)
+	require.NotContains(t, by("", "", "/").Body.String(), "signout")
+	w := by("ann", writerToken, "/signout?was=ann")
+	require.Equal(t, 401, w.Code)
+	require.NotEmpty(t, w.Header().Get("WWW-Authenticate"))
+	contains(t, w, "You are signed out.")
+	require.Equal(t, 303, by("bob", readerToken, "/signout?was=ann").Code, "another user has signed in")
+	require.Equal(t, 303, by("", "", "/signout?was=ann").Code)
+	r := local("GET", "/signout?was=eve", "X-Forwarded-User", "eve")
+	r.RemoteAddr = "10.9.0.1:1"
+	require.Equal(t, 303, ask(c, r).Code, "the proxy signs in")
+	require.Zero(t, c.FailedSignIns())
+}

@@ -84,7 +84,7 @@ func columns(points []fleet.Point, now time.Time) *history {
 			return &v
 		}
 		h.At = append(h.At, p.Minute.Unix())
-		h.Granted = append(h.Granted, perSecond(p.Granted+p.Passed)) // as in the columns: see limit.through
+		h.Granted = append(h.Granted, perSecond(p.Granted+p.Passed)) // as in the columns: see limit.granted
 		h.Refused = append(h.Refused, perSecond(p.Refused+p.WouldRefuse))
 		h.Waited = append(h.Waited, perSecond(p.Waited))
 		var rate *float64

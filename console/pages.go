@@ -41,6 +41,7 @@ func (c *Console) routes() {
 		c.mux.HandleFunc("POST /api/"+what, c.act(what, do))
 	}
 	c.mux.HandleFunc("GET /signin", c.signIn)
+	c.mux.HandleFunc("GET /signout", c.signOut)
 	c.mux.HandleFunc("GET /assets/", c.asset)
 	c.mux.HandleFunc("GET /api/history", c.history)
 	c.mux.HandleFunc("GET /api/preview", c.servePreview)
@@ -66,6 +67,7 @@ func (c *Console) routes() {
 type page struct {
 	Title, Screen string
 	User          string
+	SignOut       bool // the user can sign out
 	Write         bool // this user may change things
 	Editable      bool // the console is configured for changes
 	Rows          bool // rows can be changed
@@ -84,7 +86,7 @@ type actions struct{ Penalize, Reset, Turn, Confirm bool }
 
 func (c *Console) page(r *http.Request, screen, title string) *page {
 	user := principalOf(r)
-	p := &page{Title: title, Screen: screen, User: user.name, Write: user.write && c.editable(), Editable: c.editable(), V: assets.version}
+	p := &page{Title: title, Screen: screen, User: user.name, SignOut: user.token, Write: user.write && c.editable(), Editable: c.editable(), V: assets.version}
 	p.Rows, p.Acts = c.config.Editor != nil, actions{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil, c.config.Confirm != nil}
 	if p.Write {
 		p.Token = c.auth.forgery(user.name, c.auth.today())
@@ -224,6 +226,17 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
+// signOut makes the browser forget the name and the token of a user: it drops them if they are refused, and asks for others.
+// Those of another user are accepted.
+func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {
+	if user := principalOf(r); user.token && user.name == r.URL.Query().Get("was") {
+		c.refuse(w, r, &refusal{status: http.StatusUnauthorized, text: "You are signed out. To sign in again, go back to the limits."})
+		return
+	}
+	w.Header().Set("Location", "./")
+	w.WriteHeader(http.StatusSeeOther)
+}
+
 // refuse sends an error as JSON or as a page, whichever the request expects.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	status, text := http.StatusInternalServerError, err.Error()
@@ -236,6 +249,9 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if strings.Contains(r.URL.Path, "/api/") || r.Method != http.MethodGet && r.Method != http.MethodHead {
 		answer := map[string]any{"error": text}
+		if why != nil && !why.at.IsZero() {
+			answer["at"], answer["clock"] = why.at.UTC().Format(time.RFC3339), figure.Clock(why.at)
+		}
 		if why != nil && why.field != "" {
 			answer["field"] = why.field
 		}

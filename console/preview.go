@@ -75,6 +75,9 @@ func (c *Console) servePreview(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, reply)
 }
 
+// noValue is the Value of an error about a column that is NULL.
+const noValue = "NULL"
+
 // wrong returns the error in a row for people: with the field's label, and in the unit of the form.
 func (c *Console) wrong(err error) string {
 	var row *registry.RowError
@@ -82,6 +85,9 @@ func (c *Console) wrong(err error) string {
 		return err.Error()
 	}
 	f := c.fieldOf(row.Field)
+	if row.Value == noValue {
+		return f.Label + " has no value: want " + formWant(row.Want)
+	}
 	return f.Label + " " + f.inWords(&row.Value) + ": want " + formWant(row.Want)
 }
 

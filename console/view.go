@@ -234,6 +234,9 @@ func reason(r *fleet.Rejected) string {
 	if r.Field == "" {
 		return r.Err
 	}
+	if r.Value == noValue {
+		return r.Field + " has no value: want " + r.Want
+	}
 	return r.Field + " " + r.Value + ": want " + r.Want
 }
 

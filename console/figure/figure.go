@@ -132,9 +132,10 @@ func Share(f float64) string {
 func Clock(t time.Time) string { return t.UTC().Format("2 Jan 15:04:05 UTC") }
 
 // Name returns a name that is safe in a line of text or on a terminal: characters that move the cursor, end the line or
-// change the direction of the text are escaped as in Go. All others are kept, quotes and blanks included.
+// change the direction of the text are escaped as in Go, and so are blanks that a page would not show: at an end, after
+// another blank, and those that are not U+0020. All others are kept, quotes included.
 func Name(s string) string {
-	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) {
+	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) && strings.Trim(s, " ") == s && !strings.Contains(s, "  ") {
 		return s
 	}
 	var b strings.Builder
@@ -143,6 +144,8 @@ func Name(s string) string {
 		switch {
 		case r == utf8.RuneError && size == 1:
 			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case r == ' ' && (i == 0 || i == len(s)-1 || s[i-1] == ' '):
+			b.WriteString(`\x20`)
 		case hidden(r):
 			quoted := strconv.QuoteToASCII(string(r))
 			b.WriteString(quoted[1 : len(quoted)-1])
@@ -154,4 +157,6 @@ func Name(s string) string {
 	return b.String()
 }
 
-func hidden(r rune) bool { return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) }
+func hidden(r rune) bool {
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) || r != ' ' && unicode.Is(unicode.Zs, r)
+}

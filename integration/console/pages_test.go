@@ -150,3 +150,30 @@ func TestTurnedNames(t *testing.T) {
 	require.Contains(t, eval[string](p, `document.title`), shown)
 	require.False(t, eval[bool](p, `document.body.innerText.includes("\u202e")`))
 }
+
+// At 1400 pixels no tag of a state is cut off, also if a limit has several or its penalty ends on another day.
+func TestTagsFit(t *testing.T) {
+	source := fleettest.New(1,
+		fleettest.Limit{Name: "/a", Rate: 3, Granted: 1, Refused: 2, Held: 49 * time.Hour},
+		fleettest.Limit{Name: "/b", Rate: 3, Held: 49 * time.Hour, Shadow: true},
+		fleettest.Limit{Name: "/c", Rejected: &fleet.Rejected{Row: "17", Name: "/c", Field: "rate", Value: "NULL", Want: "a number"}})
+	p := open(t, serve(t, console.Config{Source: source}), chromedp.EmulateViewport(1400, 900))
+	p.waitFor(`[...document.querySelectorAll("#rows .tag")].filter(e => e.textContent.startsWith("penalised until")).length === 2 && document.querySelector('#rows .tag[data-word="no traffic"]')`)
+	cut := `[...document.querySelectorAll("#rows .tag")].filter(e => { const r = e.getBoundingClientRect(), c = e.parentNode.getBoundingClientRect(); return e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || r.right > c.right + 1 || r.bottom > c.bottom + 1 || r.bottom > e.closest(".row").getBoundingClientRect().bottom); }).map(e => e.textContent)`
+	require.Empty(t, eval[[]string](p, cut))
+	p.do(chromedp.EmulateViewport(1100, 900))
+	p.waitFor(`[...document.querySelectorAll("#rows .row:not([hidden])")].every(e => e.scrollWidth <= e.clientWidth)`)
+}
+
+// The filter "/s" finds names, and not every rate; names that differ in blanks only look different.
+func TestNamesAndRatesInTheFilter(t *testing.T) {
+	source := fleettest.New(1, fleettest.Limit{Name: "/search", Rate: 3}, fleettest.Limit{Name: "/a", Rate: 3}, fleettest.Limit{Name: "/a ", Rate: 3}, fleettest.Limit{Name: " ", Rate: 3})
+	p := open(t, serve(t, console.Config{Source: source}))
+	p.live()
+	names := `[...document.querySelectorAll("#rows .row:not([hidden]) .c-name a")].map(e => e.textContent).sort().join("|")`
+	p.waitFor(names + ` === "/a|/a\\x20|/search|\\x20"`)
+	p.write("#filter", "/s")
+	p.waitFor(names + ` === "/search"`)
+	p.write("#filter", "3/s")
+	p.waitFor(names + `.split("|").length === 4`)
+}

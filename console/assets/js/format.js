@@ -50,8 +50,9 @@ export function share(f) {
 
 const escapes = { "\x07": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v" };
 
-// shown returns a name without characters that end the line or change the direction of the text.
-export const shown = (name) => name.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) => {
+// shown returns a name without characters that end the line or change the direction of the text, and with its blanks where a
+// page would not show them.
+export const shown = (name) => name.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]|(?! )\p{Zs}|^ |(?<= ) | $/gu, (c) => {
   const code = c.codePointAt(0), hex = (n) => code.toString(16).padStart(n, "0");
   return escapes[c] ?? (code < 0x80 ? `\\x${hex(2)}` : code < 0x10000 ? `\\u${hex(4)}` : `\\U${hex(8)}`);
 });
@@ -60,6 +61,14 @@ export const shown = (name) => name.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) 
 export function time(ms) {
   const then = new Date(ms);
   return (then.toDateString() === new Date().toDateString() ? clock : dated).format(then);
+}
+
+const brief = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+
+// briefTime returns a time that fits into a tag.
+export function briefTime(ms) {
+  const then = new Date(ms);
+  return (then.toDateString() === new Date().toDateString() ? clock : brief).format(then);
 }
 
 export const ago = (ms) => (ms < 1000 ? "just now" : `${span(ms)} ago`);

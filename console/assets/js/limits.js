@@ -1,6 +1,6 @@
 // The page Limits: all limits as they are now, the most refused first.
 import { element, problems, setText, tags } from "./dom.js";
-import { count, number, share, shown, span, time } from "./format.js";
+import { briefTime, count, number, share, shown, span, time } from "./format.js";
 import { drawSpark, newSpark, push } from "./spark.js";
 import { param, setParam } from "./state.js";
 import { follow } from "./stream.js";
@@ -47,9 +47,9 @@ function fillRow(row, index) {
   waiting.toggleAttribute("data-none", !l.waiting);
   setText(fill, share(l.fill));
   setText(p99, l.p99 ? span(l.p99) : "–");
-  tags(state, l.state, l.held ? { penalised: `penalised until ${time(l.held)}` } : {});
+  tags(state, l.state, l.held ? { penalised: `penalised until ${briefTime(l.held)}` } : {});
   if (l.held) state.title = `held back until ${time(l.held)}${l.holder ? `, ${l.holder}` : ""}`;
-  else state.removeAttribute("title");
+  else state.title = l.state;
 }
 
 function take(l, figures) {
@@ -60,7 +60,9 @@ function take(l, figures) {
 function arrange() {
   const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
   order = [];
-  limits.forEach((l, i) => { if (words.every((w) => l.text.includes(w) || l.state.includes(w))) order.push(i); });
+  // A word that begins with a slash is a part of a name, and not of a rate such as 5/s.
+  const has = (l, w) => (w.startsWith("/") ? l.name.toLowerCase().includes(w) : l.text.includes(w) || l.state.includes(w));
+  limits.forEach((l, i) => { if (words.every((w) => has(l, w))) order.push(i); });
   const sign = sort.down ? -1 : 1;
   const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
   order.sort((i, j) => {
