@@ -58,6 +58,7 @@ type Console struct {
 
 	signIns       *failedSignIns
 	refusedWrites lineLimit
+	bucketReads   readBudget
 
 	mu    sync.Mutex
 	feeds map[string]*feed // with viewers, except the board's

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
@@ -329,13 +330,38 @@ func (c *Console) limitStream(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
+// mostBucketReads bounds the buckets that are read in a beat, for the pages of limits.
+const mostBucketReads = 100
+
+// readBudget counts readings of buckets. The zero value is ready for use by several goroutines.
+type readBudget struct {
+	mu    sync.Mutex
+	began time.Time // of the present beat
+	used  int       // in it
+}
+
+// take reports whether there may be one reading more in this beat.
+func (b *readBudget) take(now time.Time, beat time.Duration) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Sub(b.began) >= beat {
+		b.began, b.used = now, 0
+	}
+	b.used++
+	return b.used <= mostBucketReads
+}
+
 func (c *Console) readLimit(ctx context.Context, name string) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
 		return event("lost", must(json.Marshal(lost(err))))
 	}
 	d := v.detail(name)
-	if source, ok := c.config.Source.(Buckets); ok {
+	switch source, ok := c.config.Source.(Buckets); {
+	case !ok, !d.Known: // anybody can invent a name, and each would cost a command of Redis per beat
+	case !c.bucketReads.take(time.Now(), c.config.Beat):
+		d.Bucket = &bucket{Fields: [][2]string{}, Problem: "Not read: more than " + figure.Count(mostBucketReads) + " limits are being viewed."}
+	default:
 		d.Bucket = &bucket{Fields: [][2]string{}}
 		key, fields, err := source.Bucket(ctx, name)
 		if d.Bucket.Key = key; len(fields) > 0 {

@@ -3,10 +3,12 @@ package console_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -307,3 +309,53 @@ func TestViewerOfAnOutageGetsEverything(t *testing.T) {
 }
 
 var _ http.ResponseWriter = (*viewer)(nil)
+
+// bucketCounter counts the buckets that are read, each a command of Redis.
+type bucketCounter struct {
+	*fleettest.Fleet
+	read atomic.Int64
+}
+
+func (b *bucketCounter) Bucket(ctx context.Context, name string) (string, [][2]string, error) {
+	b.read.Add(1)
+	return b.Fleet.Bucket(ctx, name)
+}
+
+// Streams of names that no instance has cost Redis nothing, and those of many limits at most a hundred commands per beat.
+func TestStreamsOfManyNames(t *testing.T) {
+	for name, test := range map[string]struct {
+		path string // of a name with a number
+		most int64  // commands in ten beats
+	}{
+		"invented": {"/stream/limit?name=invented-%05d", 0},
+		"known":    {"/stream/limit?name=%%2Fservice-%d%%2Fcall-%05d", 11 * 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				source := &bucketCounter{Fleet: fleettest.New(1, fleettest.Many(300)...)}
+				c := newConsole(t, console.Config{Source: source})
+				for i := range 300 {
+					path := fmt.Sprintf(test.path, i)
+					if test.most > 0 {
+						path = fmt.Sprintf(test.path, i%17, i)
+					}
+					leave, _ := look(c, path, &viewer{})
+					defer leave()
+				}
+				time.Sleep(20 * time.Second)
+				require.LessOrEqual(t, source.read.Load(), test.most)
+				require.Equal(t, test.most > 0, source.read.Load() > 0)
+				v := &viewer{}
+				leave, _ := look(c, "/stream/limit?name=%2Fservice-1%2Fcall-00001", v)
+				defer leave()
+				time.Sleep(5 * time.Second)
+				require.Positive(t, v.events("limit"))
+				if test.most == 0 { // otherwise it may be one of those that are not read
+					require.Contains(t, v.text.String(), `"stored"`)
+				}
+				c.Close()
+				synctest.Wait()
+			})
+		})
+	}
+}

@@ -83,6 +83,51 @@ func TestAlienContent(t *testing.T) {
 	require.Equal(t, []EventKind{InstanceBegins, "what else"}, kinds(events))
 }
 
+// The data of all instances takes no more memory than the bound, nor that of one key: the rest is skipped and reported. Another
+// tenant of the Redis can write any amount of it.
+func TestReadingIsBounded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, redistest.Shared(t))
+	s := newStub("/a")
+	s.count("/a", 1, 0)
+	p := w.publisher(s)
+	w.beat(p)
+	now := time.Now()
+	forge := func(id string, age time.Duration, fields int, value string) {
+		key, at := p.instanceKey(id), now.Add(-age).UnixMilli()
+		pipe := w.client.Pipeline()
+		pipe.HSet(background, key, "beat", "1", "started", at, "seen", at)
+		for i := range fields {
+			pipe.HSet(background, key, fmt.Sprint("=forged-", i), value)
+		}
+		pipe.ZAdd(background, p.instancesKey(), redis.Z{Score: float64(at), Member: id})
+		_, err := pipe.Exec(background)
+		require.NoError(t, err)
+	}
+	forge("large", time.Second, 9000, strings.Repeat("x", 3<<10)) // no page of which is too large
+	got := w.snapshot()
+	require.Len(t, got.Instances, 1, "a key that is too large does not keep the others from being read")
+	require.Len(t, got.Skipped, 1)
+	require.Contains(t, got.Skipped[0].Error(), "i:large")
+	require.Contains(t, got.Skipped[0].Error(), "takes more than 24 MB")
+
+	require.NoError(t, w.client.Del(background, p.instanceKey("large")).Err())
+	for i := range 10 {
+		forge(fmt.Sprint("many-", i), time.Duration(i+1)*time.Second, 500, "1")
+	}
+	r := NewReader(w.client, w.prefix, WithReadLimit(1<<20))
+	for range 2 { // also with what the reader remembers
+		got, err := r.Snapshot(background)
+		require.NoError(t, err)
+		require.Len(t, got.Instances, 4, "the newest that fit: each forged one takes about 260 kB")
+		last := got.Skipped[len(got.Skipped)-1]
+		require.Contains(t, last.Error(), "of 12 instances: the data of all takes more than 1 MB")
+	}
+	require.Len(t, w.snapshot().Instances, 11)
+	_, err := NewReader(w.client, w.prefix, WithReadLimit(0)).Snapshot(background)
+	require.ErrorContains(t, err, "read limit 0")
+}
+
 // Keys of another type than expected are skipped, too, and do not prevent the rest from being read.
 func TestKeysOfAnotherType(t *testing.T) {
 	t.Parallel()

@@ -26,6 +26,7 @@ type Reader struct {
 // cached is the last reading of an instance. Rows are read, and records decoded, only if they have changed since.
 type cached struct {
 	change  string            // number of changes of the rows
+	size    int               // of the rows: see sizeOf
 	rows    map[string]*Limit // without counters
 	started time.Time
 	fields  map[string]string
@@ -38,6 +39,8 @@ const (
 	mostFields    = MostLimits + MostSemaphores + MostWindows + 100
 	mostFieldSize = 256 << 10
 	mostPageSize  = 4 << 20
+	fieldSize     = 512      // of a field in memory, besides its name and its value
+	mostKeySize   = 24 << 20 // of a hash in memory: a Publisher's with the longest names and rows takes about 17 MB
 	pageFields    = 1000
 	mostID        = 64
 	mostEventSize = 4 << 10
@@ -48,7 +51,23 @@ func NewReader(client Client, opts ...Option) *Reader {
 	return &Reader{client: client, settings: newSettings(opts), cache: map[string]*cached{}}
 }
 
-// Snapshot reads the last publication of every instance. It fails only if Redis cannot be read.
+// sizeOf returns about how many bytes a field takes in memory.
+func sizeOf(name, text string) int { return fieldSize + len(name) + len(text) }
+
+// reading is a Snapshot that is being read, and how many bytes of fields there may be further.
+type reading struct {
+	*Snapshot
+	left int
+}
+
+// take counts bytes, and reports whether there is room for them.
+func (s *reading) take(size int) bool {
+	s.left -= size
+	return s.left >= 0
+}
+
+// Snapshot reads the last publication of every instance. It fails only if Redis cannot be read. What is larger than the largest
+// publications, or together larger than WithReadLimit allows, is left out and reported in Skipped.
 func (r *Reader) Snapshot(ctx context.Context) (*Snapshot, error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -59,13 +78,17 @@ func (r *Reader) Snapshot(ctx context.Context) (*Snapshot, error) {
 		return nil, err
 	}
 	s.At = time.UnixMilli(at)
-	there := map[string]bool{}
-	for _, m := range members {
-		there[m.text] = true
-		i, err := r.instance(ctx, m.text, s)
+	there, all := map[string]bool{}, &reading{s, r.most}
+	for n, m := range members {
+		i, err := r.instance(ctx, m.text, all)
 		if err != nil {
 			return nil, err
 		}
+		if all.left < 0 {
+			s.skip(r.instancesKey(), "", fmt.Sprintf("%d of %d instances: the data of all takes more than %.3g MB", len(members)-n, len(members), float64(r.most)/(1<<20)))
+			break
+		}
+		there[m.text] = true
 		if i != nil && s.At.Sub(i.Beat) < ForgottenAfter {
 			s.Instances = append(s.Instances, *i)
 		}
@@ -76,8 +99,8 @@ func (r *Reader) Snapshot(ctx context.Context) (*Snapshot, error) {
 }
 
 // instance reads one instance; nil if Redis has lost it.
-func (r *Reader) instance(ctx context.Context, id string, s *Snapshot) (*Instance, error) {
-	fields, err := r.hash(ctx, r.instanceKey(id), s)
+func (r *Reader) instance(ctx context.Context, id string, s *reading) (*Instance, error) {
+	fields, _, err := r.hash(ctx, r.instanceKey(id), s)
 	if err != nil || fields["beat"] == "" {
 		return nil, err
 	}
@@ -86,12 +109,16 @@ func (r *Reader) instance(ctx context.Context, id string, s *Snapshot) (*Instanc
 	r.mu.Unlock()
 	now := &cached{change: fields[rowsField], fields: fields}
 	if before != nil && before.change == now.change && now.change != "" {
-		now.rows = before.rows
+		now.rows, now.size = before.rows, before.size
+		if !s.take(now.size) {
+			return nil, nil
+		}
 	} else {
-		texts, err := r.hash(ctx, r.rowsKey(id), s)
-		if err != nil {
+		texts, size, err := r.hash(ctx, r.rowsKey(id), s)
+		if err != nil || s.left < 0 {
 			return nil, err
 		}
+		now.size = size
 		d := decoder{key: r.rowsKey(id), fields: texts}
 		now.rows = d.limits()
 		s.Skipped = append(s.Skipped, d.skipped...)
@@ -119,27 +146,38 @@ func (r *Reader) forget(there map[string]bool) {
 	}
 }
 
-// hash reads a hash page by page.
-func (r *Reader) hash(ctx context.Context, key string, s *Snapshot) (map[string]string, error) {
+// hash reads a hash page by page, and returns its fields and about how many bytes they take. It returns none if they are more
+// than a Publisher writes, or if there is no room for them.
+func (r *Reader) hash(ctx context.Context, key string, s *reading) (fields map[string]string, size int, err error) {
 	fields, large := map[string]string{}, 0
 	for cursor := "0"; ; {
 		reply, err := scanScript.run(ctx, r.client, 1, key, cursor, strconv.Itoa(pageFields), strconv.Itoa(mostFieldSize), strconv.Itoa(mostPageSize))
 		if alien(err) {
 			s.skip(key, "", err.Error())
-			return nil, nil
+			return nil, 0, nil
 		}
 		if err != nil || len(reply)%2 != 0 || len(reply) == 0 {
-			return nil, unreadable(err)
+			return nil, 0, unreadable(err)
 		}
 		for i := 2; i < len(reply); i += 2 {
+			if _, again := fields[reply[i]]; !again { // HSCAN may return a field twice
+				size += sizeOf(reply[i], reply[i+1])
+			}
 			fields[reply[i]] = reply[i+1]
 		}
 		n, _ := strconv.Atoi(reply[1])
 		large += n
 		cursor = reply[0]
-		if len(fields) > mostFields {
+		switch {
+		case len(fields)+large > mostFields:
 			s.skip(key, "", fmt.Sprintf("more than %d fields", mostFields))
-			return nil, nil
+			return nil, 0, nil
+		case size > mostKeySize:
+			s.skip(key, "", fmt.Sprintf("takes more than %d MB", mostKeySize>>20))
+			return nil, 0, nil
+		case size > s.left:
+			s.left = -1
+			return nil, 0, nil
 		}
 		if cursor == "0" {
 			break
@@ -148,7 +186,8 @@ func (r *Reader) hash(ctx context.Context, key string, s *Snapshot) (map[string]
 	if large > 0 {
 		s.skip(key, "", fmt.Sprintf("%d fields are too large", large))
 	}
-	return fields, nil
+	s.take(size)
+	return fields, size, nil
 }
 
 func (s *Snapshot) skip(key, field, why string) {
