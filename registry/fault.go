@@ -118,7 +118,9 @@ func (r *Registry) recheck(ctx context.Context) {
 	asking.Wait()
 	for i := range idle {
 		if repaired[i] {
-			r.faults.drop(func(f *Fault) bool { return f.Bucket == idle[i].Bucket && f.By == idle[i].By && f.last.Equal(idle[i].last) })
+			r.faults.drop(func(f *Fault) bool {
+				return f.Bucket == idle[i].Bucket && f.By == idle[i].By && f.last.Equal(idle[i].last)
+			})
 		}
 	}
 }

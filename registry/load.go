@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -203,7 +204,7 @@ func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 		}
 	}
 	has := func(name string) bool { return next[name] != nil }
-	event := r.lost.load(time.Now(), gone, len(next), has)
+	event := r.lost.load(time.Now(), maps.Keys(old), gone, len(next), has)
 	r.logLoss(event)
 	if event == lossHeld {
 		load.Held = len(gone)

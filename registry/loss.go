@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -174,6 +175,7 @@ type losses struct {
 	accept  bool                // whether the next table is accepted, because a person has confirmed it
 	since   time.Time           // when the loss was found
 	before  int                 // number of names in the table before the loss
+	had     map[string]struct{} // names in that table
 	missing map[string]struct{} // names that are gone since then; nil if there is no loss
 	held    bool                // whether they are still in force
 	last    string              // ID of the last confirmation that counted
@@ -189,24 +191,25 @@ const (
 	lossRestored                  // the rows are back
 )
 
-// load decides about a table with that number of names. gone are the names in force that the table lacks; has reports whether it has a name.
-func (l *losses) load(now time.Time, gone []string, names int, has func(name string) bool) lossEvent {
+// load decides about a table with that number of names. inForce are the names in force, gone those of them that the table lacks; has reports
+// whether it has a name.
+func (l *losses) load(now time.Time, inForce iter.Seq[string], gone []string, names int, has func(name string) bool) lossEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	doubt := len(gone)*2 > l.trusted && l.policy != atOnce
 	if doubt {
-		l.lose(now, gone)
+		l.lose(now, inForce, gone)
 	}
 	for name := range l.missing {
 		if has(name) {
 			delete(l.missing, name)
 		}
 	}
-	if doubt && !l.accept && (l.policy == onceConfirmed || l.loads < agreeing) {
+	restored := l.missing != nil && l.absent()*2 <= l.before // also if other names are gone that came instead, by a rename
+	if doubt && !restored && !l.accept && (l.policy == onceConfirmed || l.loads < agreeing) {
 		l.held = true
 		return lossHeld
 	}
-	restored := l.missing != nil && len(l.missing)*2 <= l.before
 	if restored || l.accept {
 		l.missing = nil
 	}
@@ -220,11 +223,24 @@ func (l *losses) load(now time.Time, gone []string, names int, has func(name str
 	return noLoss
 }
 
+// absent returns the number of missing names that the table had before the loss. l.mu must be held.
+func (l *losses) absent() (n int) {
+	for name := range l.missing {
+		if _, had := l.had[name]; had {
+			n++
+		}
+	}
+	return n
+}
+
 // lose adds names to the loss, and begins a loss if there is none. l.mu must be held.
-func (l *losses) lose(now time.Time, gone []string) {
+func (l *losses) lose(now time.Time, inForce iter.Seq[string], gone []string) {
 	l.loads++
 	if l.missing == nil {
-		l.since, l.before, l.missing = now, l.trusted, map[string]struct{}{}
+		l.since, l.before, l.missing, l.had = now, l.trusted, map[string]struct{}{}, map[string]struct{}{}
+		for name := range inForce {
+			l.had[name] = struct{}{}
+		}
 	}
 	for _, name := range gone {
 		l.missing[name] = struct{}{}

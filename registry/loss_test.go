@@ -233,3 +233,48 @@ func TestRedisConfirmations(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// A rename of all rows that is repaired is no loss any more, whether it was believed meanwhile or not. The new names are not reported.
+func TestRenameThatIsRepairedIsNoLoss(t *testing.T) {
+	for loads := range 6 {
+		t.Run(fmt.Sprint(loads, " loads with the new names"), func(t *testing.T) {
+			source := &fake{}
+			source.set(rows(0, 10)...)
+			r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
+			source.set(rows(50, 60)...)
+			for range loads {
+				require.NoError(t, r.Reload(ctx))
+				require.Equal(t, 10, r.Stats().Loss.Gone)
+				require.Equal(t, "/00", r.Stats().Loss.Names[0])
+			}
+			source.set(rows(0, 10)...)
+			require.NoError(t, r.Reload(ctx))
+			require.Zero(t, r.Stats().Loss)
+			require.Equal(t, 10, r.Stats().Limits)
+			require.True(t, r.Has("/00"))
+			require.False(t, r.Has("/50"))
+
+			source.set(rows(0, 1)...) // a loss of these is found as before
+			require.NoError(t, r.Reload(ctx))
+			require.Equal(t, 9, r.Stats().Loss.Gone)
+			require.Equal(t, 10, r.Stats().Limits)
+		})
+	}
+}
+
+// The new names of a rename that was not repaired may be lost, too: the loss grows.
+func TestLossAfterRename(t *testing.T) {
+	source := &fake{}
+	source.set(rows(0, 10)...)
+	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
+	source.set(rows(50, 60)...)
+	for range 3 {
+		require.NoError(t, r.Reload(ctx))
+	}
+	require.False(t, r.Stats().Loss.Held)
+	source.set()
+	require.NoError(t, r.Reload(ctx))
+	require.Equal(t, 20, r.Stats().Loss.Gone)
+	require.True(t, r.Stats().Loss.Held)
+	require.Equal(t, 10, r.Stats().Limits)
+}
