@@ -77,3 +77,32 @@ func (b backend) quoted(column string) string {
 	}
 	return "`" + column + "`"
 }
+
+// The rights of a gateway that edits no rows: SELECT in the table of limits and in that of the switch. Tables are created with the right to
+// create, also if they exist.
+func TestRightsOfAGateway(t *testing.T) {
+	for _, b := range backends {
+		if b.dialect == sqlsource.SQLite {
+			continue
+		}
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			place, dsn := b.place(t)
+			admin := open(t, b.driver, dsn)
+			require.NoError(t, sqlsource.CreateTable(ctx, admin, b.dialect))
+			require.NoError(t, sqlsource.CreateSwitchTable(ctx, admin, b.dialect))
+			b.insert(t, admin, conf, "name, rate", "/a", 5)
+			db := b.reader(t, admin, place, dsn, nil)
+			for _, table := range []string{conf, "t_ratelimite_switch"} {
+				exec(t, admin, "GRANT SELECT ON "+place+"."+table+" TO reader_"+place)
+			}
+			require.Len(t, load(t, b, db).Limits, 1)
+			sw, err := sqlsource.NewSwitch(db, b.dialect)
+			require.NoError(t, err)
+			defer sw.Close()
+			require.NoError(t, sw.Err())
+			require.Error(t, sqlsource.CreateTable(ctx, db, b.dialect), "it exists, but the database checks the right first")
+			require.Error(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect))
+		})
+	}
+}
