@@ -242,7 +242,7 @@ func (e *entryData) has(filter string) bool {
 	about := strings.ToLower(strings.Join([]string{e.Of, e.Name, e.Who, e.Why}, "\n"))
 	what := strings.ToLower(strings.Join(e.What, "\n"))
 	for _, word := range strings.Fields(strings.ToLower(filter)) {
-		if !strings.Contains(about, word) && (word[0] == '/' || !strings.Contains(what, word)) {
+		if !strings.Contains(about, word) && (len(word) > 1 && word[0] == '/' || !strings.Contains(what, word)) {
 			return false
 		}
 	}

@@ -61,7 +61,7 @@ function arrange() {
   const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
   order = [];
   // A word that begins with a slash is a part of a name, and not of a rate such as 5/s.
-  const has = (l, w) => (w.startsWith("/") ? l.name.toLowerCase().includes(w) : l.text.includes(w) || l.state.includes(w));
+  const has = (l, w) => (w.length > 1 && w.startsWith("/") ? l.name.toLowerCase().includes(w) : l.text.includes(w) || l.state.includes(w));
   limits.forEach((l, i) => { if (words.every((w) => has(l, w))) order.push(i); });
   const sign = sort.down ? -1 : 1;
   const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
