@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
@@ -146,4 +147,29 @@ func TestShadowButtonSavesTheEdit(t *testing.T) {
 	p.write(`input[name="rate"]`, "3")
 	p.do(chromedp.SendKeys("#why", "in earnest"), chromedp.Click("#shadow"))
 	p.waitFor(`document.getElementById("done").textContent.includes("Shadow yes → no") && document.getElementById("done").textContent.includes("Rate 2/s → 3/s")`)
+}
+
+// A conflict has its time in the reader's zone, and the undo of a change of the switch asks with what it does to the fleet.
+func TestConflictTimeAndUndoOfTheSwitch(t *testing.T) {
+	config, rows := withTable(t)
+	p := open(t, serve(t, config)+"change?name=%2Fibe%2FAvailFare", signedIn(), emulation.SetTimezoneOverride("Asia/Tokyo"))
+	p.waitFor(`document.querySelector('input[name="rate"]')?.value === "5"`)
+	e := editorOf(t, rows.db)
+	row, err := e.Get(t.Context(), "/ibe/AvailFare")
+	require.NoError(t, err)
+	_, err = e.Change(t.Context(), editor.Change{Name: "/ibe/AvailFare", From: row.Version, To: editor.Values{"rate": editor.Text(6)}, Who: "dan", Why: "peak"})
+	require.NoError(t, err)
+	p.write(`input[name="rate"]`, "7")
+	p.do(chromedp.SendKeys("#why", "late"), chromedp.Click("#save"))
+	p.waitFor(`/changed meanwhile by dan on .* GMT\+9 \(peak\)/.test(document.getElementById("error").textContent)`)
+	p.forgive("409")
+
+	_, err = rows.db.Exec(`INSERT INTO t_ratelimite_audit (changedBy, why, ofTable, name, fromRow, toRow) VALUES
+		('dan', 'over', 't_ratelimite_switch', 'global', '{"name":"global","enabled":"0"}', '{"name":"global","enabled":"1"}')`)
+	require.NoError(t, err)
+	u := eval[string](p, `new URL("changes", location.href).href`)
+	p.do(chromedp.Navigate(u))
+	p.waitFor(`document.querySelector('#entries [data-turns="off"]')`)
+	p.do(chromedp.Click(`#entries [data-turns="off"]`))
+	p.waitFor(`document.querySelector("dialog[open]")?.textContent.includes("This turns the switch off. Every call of the whole fleet passes")`)
 }
