@@ -4,15 +4,9 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
-	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 func hostileRow(name string, rate float64, change ...func(*registry.Limit)) registry.Limit {
@@ -38,11 +32,3 @@ func hostileWaiters(calls *sync.WaitGroup, n int, call func(ctx context.Context)
 	}
 	return passed, ended
 }
-
-// Names get a row of their own in the same load that changes the row which had them.
-func TestHostileNewRowBesideAChangedOne(t *testing.T) {
-	for name, c := range map[string]struct {
-		before registry.Limit
-		change func(*registry.Limit)
-	}{
-		"rate changes":    {hostileRow("/a/*", 10), func(l *registry.Limit) { l.Rate = 11 }},
