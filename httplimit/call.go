@@ -40,13 +40,13 @@ func (c *call) Again() error {
 
 // failure returns the error of a call whose base failed with err.
 func (c *call) failure(err error) error {
-	if c.watch.Err() == nil {
+	if c.watch.Failed() == nil {
 		return err
 	}
 	if c.original.Context().Err() != nil {
-		return c.watch.Err()
+		return c.watch.Failed()
 	}
-	return &RepeatError{c.watch.Err()}
+	return &RepeatError{c.watch.Failed()}
 }
 
 // answered returns the admission of the try that got the response. The context of the response's Request has it too, and does not end with

@@ -131,32 +131,39 @@ func Share(f float64) string {
 // Clock returns a time in UTC, for pages without scripts, where the reader's zone is not known.
 func Clock(t time.Time) string { return t.UTC().Format("2 Jan 15:04:05 UTC") }
 
-// Name returns a name that is safe in a line of text or on a terminal: characters that move the cursor, end the line or
-// change the direction of the text are escaped as in Go, and so are blanks that a page would not show: at an end, after
-// another blank, and those that are not U+0020. All others are kept, quotes included.
+// Name returns a name that is safe in a line of text or on a terminal, as [Line] does. It also escapes blanks that a page would not show: at an end,
+// after another blank, and those that are not U+0020.
 func Name(s string) string {
-	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) && strings.Trim(s, " ") == s && !strings.Contains(s, "  ") {
-		return s
-	}
+	return escape(s, func(i int, r rune) bool {
+		return hidden(r) || r == ' ' && (i == 0 || i == len(s)-1 || s[i-1] == ' ') || r != ' ' && unicode.Is(unicode.Zs, r)
+	})
+}
+
+// Line returns a line of text that is safe on a terminal: characters that move the cursor, end the line or change the direction of the text are
+// escaped as in Go. All others are kept, quotes and blanks included.
+func Line(s string) string {
+	return escape(s, func(_ int, r rune) bool { return hidden(r) })
+}
+
+// escape escapes bytes that are not UTF-8, and the characters for which hides returns true; it gets their index.
+func escape(s string, hides func(i int, r rune) bool) string {
 	var b strings.Builder
 	for i := 0; i < len(s); {
 		r, size := utf8.DecodeRuneInString(s[i:])
 		switch {
 		case r == utf8.RuneError && size == 1:
 			fmt.Fprintf(&b, `\x%02x`, s[i])
-		case r == ' ' && (i == 0 || i == len(s)-1 || s[i-1] == ' '):
+		case !hides(i, r):
+			b.WriteRune(r)
+		case r == ' ':
 			b.WriteString(`\x20`)
-		case hidden(r):
+		default:
 			quoted := strconv.QuoteToASCII(string(r))
 			b.WriteString(quoted[1 : len(quoted)-1])
-		default:
-			b.WriteRune(r)
 		}
 		i += size
 	}
 	return b.String()
 }
 
-func hidden(r rune) bool {
-	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) || r != ' ' && unicode.Is(unicode.Zs, r)
-}
+func hidden(r rune) bool { return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) }

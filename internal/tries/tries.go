@@ -84,8 +84,8 @@ func WithoutCancel(parent context.Context) (context.Context, context.CancelFunc)
 	return ctx, func() { cancel(nil) }
 }
 
-// Err returns the error of Again, which is why the base failed; nil if there was none.
-func (w *Watch) Err() error {
+// Failed returns the error of Again, which is why the base failed; nil if there was none.
+func (w *Watch) Failed() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.err

@@ -79,7 +79,7 @@ func (r *readiness) line(ok bool, format string, args ...any) {
 	if !ok {
 		r.status = http.StatusServiceUnavailable
 	}
-	fmt.Fprintln(&r.text, figure.Name(fmt.Sprintf(format, args...)))
+	fmt.Fprintln(&r.text, figure.Line(fmt.Sprintf(format, args...)))
 }
 
 // ready serves /readyz: one line for each dependency of the gateway, with its state.

@@ -73,7 +73,7 @@ func (k *checker) fail(format string, args ...any) {
 
 // line prints a line. Control characters in names and errors are escaped.
 func (k *checker) line(format string, args ...any) {
-	fmt.Fprintln(k.to, figure.Name(fmt.Sprintf(format, args...)))
+	fmt.Fprintln(k.to, figure.Line(fmt.Sprintf(format, args...)))
 }
 
 // result prints the result of a step and reports whether it succeeded.
