@@ -151,12 +151,6 @@ func TestHostileSupersedeAFollower(t *testing.T) {
 	require.NotPanics(t, func() { other.Supersede(l, nil) })
 }
 
-// hostileList are Rules that cannot be compared.
-type hostileList struct{ limiters []*tb.RateLimiter }
-
-func (r hostileList) Rule() tb.Rule                                                { return tb.Rule{Limiter: r.limiters[0]} }
-func (r hostileList) Repair(_ context.Context, _ *tb.RateLimiter, err error) error { return err }
-
 // The zero values of the arguments.
 func TestHostileNil(t *testing.T) {
 	require.NotPanics(t, func() {

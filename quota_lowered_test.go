@@ -322,9 +322,13 @@ func TestLoweredQuotaOfAGroup(t *testing.T) {
 				require.NoError(t, l.SetQuota(ctx, 2, time.Second, 0))
 				time.Sleep(510 * time.Millisecond)
 				synctest.Wait()
+				mu.Lock()
 				heard := len(calls)
+				mu.Unlock()
 				time.Sleep(30 * time.Second)
 				synctest.Wait()
+				mu.Lock()
+				defer mu.Unlock()
 				for i := heard + 2; i < len(calls); i++ {
 					require.GreaterOrEqual(t, calls[i].Sub(calls[i-2]), time.Second)
 				}

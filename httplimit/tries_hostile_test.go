@@ -57,26 +57,6 @@ func TestHostileContextOfResponses(t *testing.T) {
 	}
 }
 
-// login is a base that gets a token before the first request, in the context of that request.
-type login struct {
-	http.RoundTripper
-	url string
-}
-
-func (b login) RoundTrip(r *http.Request) (*http.Response, error) {
-	q, err := http.NewRequestWithContext(r.Context(), http.MethodGet, b.url, nil)
-	if err != nil {
-		return nil, err
-	}
-	token, err := b.RoundTripper.RoundTrip(q)
-	if err != nil {
-		return nil, err
-	}
-	_, _ = io.Copy(io.Discard, token.Body)
-	_ = token.Body.Close()
-	return b.RoundTripper.RoundTrip(r)
-}
-
 // A panic of the gate, or of an option, in a further try leaves no connection behind.
 func TestHostilePanicsOfTries(t *testing.T) {
 	upstream := triestest.NewMortal(t)
