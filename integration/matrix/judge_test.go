@@ -110,12 +110,12 @@ func (c judgement) result() result {
 
 // share judges how much of the rate is used, without the time in which processes start.
 func (c judgement) share(r *result) {
-	from := time.Duration(0)
+	from, late := time.Duration(0), 0.0
 	if c.world.real() {
-		from = start
+		from, late = start, rate*slack.Seconds()
 	}
 	used, possible := c.used(from, c.EndedAt), c.possible(from, c.EndedAt)
-	r.share = float64(used) / max(1, possible-c.Lost-1) / c.control
+	r.share = float64(used) / max(1, possible-c.Lost-1-late) / c.control
 	if r.share < least {
 		c.fail("%.3f of the rate is used: %d of %.0f permits (%.0f need not be; a plain cell uses %.3f)", r.share, used, possible, c.Lost, c.control)
 	}

@@ -37,6 +37,8 @@ const (
 	least = 0.97
 	// late bounds how late a permit is used: one that is overdue by more lapses.
 	late = 100 * time.Millisecond
+	// slack is the time for which a cell on a server may use nothing, since a busy machine wakes its processes late.
+	slack = 50 * time.Millisecond
 	// lowest bounds the share of a lower priority beside callers who want the whole rate.
 	lowest = 0.15
 	// unequal bounds the part of the tenant that has least, as a share of the one that has most.
