@@ -23,19 +23,6 @@ func (r *hostileRules) Rule() tb.Rule                                           
 func (r *hostileRules) Repair(_ context.Context, _ *tb.RateLimiter, err error) error { return err }
 func (r *hostileRules) set(l *tb.RateLimiter)                                        { r.now.Store(&tb.Rule{Limiter: l}) }
 
-// hostileSlow is a store whose replies take a time.
-type hostileSlow struct {
-	tb.Store
-	trip time.Duration
-}
-
-func (s *hostileSlow) Apply(ctx context.Context, b *tb.Batch) error {
-	time.Sleep(s.trip / 2)
-	err := s.Store.Apply(ctx, b)
-	time.Sleep(s.trip / 2)
-	return err
-}
-
 func hostileBursty(t *testing.T, name string, rate float64, opts ...tb.Option) *tb.RateLimiter {
 	t.Helper()
 	l, err := tb.NewSmoothBursty(name, rate, opts...)
@@ -55,51 +42,31 @@ func within(t *testing.T, d time.Duration, f func()) {
 	}
 }
 
-// A limit that alternates between two limiters of one bucket, as by day and by night.
+// A limit that alternates between two limiters, as by day and by night: of one bucket, or of two.
 func TestHostileBackToTheFormerLimiter(t *testing.T) {
-	for name, store := range map[string]tb.Store{"memory": tb.NewMemoryStore(), "other": &hostileSlow{tb.NewMemoryStore(), 0}} {
-		t.Run(name, func(t *testing.T) {
-			day := hostileBursty(t, t.Name(), 1000, tb.WithStore(store))
-			night := hostileBursty(t, t.Name(), 500, tb.WithStore(store))
-			rules := new(hostileRules)
-			rules.set(day)
-			l := tb.Following(t.Name(), rules)
-			turn := func(from, to *tb.RateLimiter) { rules.set(to); from.Supersede(to, nil) }
-			turn(day, night)
-			turn(night, day)
-			within(t, 5*time.Second, func() {
-				limited, cancel := context.WithTimeout(ctx, 2*time.Second)
-				defer cancel()
-				for range 5 {
-					_, err := l.Acquire(limited, 1)
-					if err != nil {
-						t.Errorf("%v", err)
+	for name, store := range map[string]tb.Store{"memory": tb.NewMemoryStore(), "other": &tb.Distant{Store: tb.NewMemoryStore()}} {
+		for _, nights := range []string{"", " by night"} {
+			t.Run(name+nights, func(t *testing.T) {
+				day := hostileBursty(t, t.Name(), 1000, tb.WithStore(store))
+				night := hostileBursty(t, t.Name()+nights, 500, tb.WithStore(store))
+				rules := new(hostileRules)
+				rules.set(day)
+				l := tb.Following(t.Name(), rules)
+				turn := func(from, to *tb.RateLimiter) { rules.set(to); from.Supersede(to, nil) }
+				turn(day, night)
+				turn(night, day)
+				within(t, 5*time.Second, func() {
+					limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+					defer cancel()
+					for range 5 {
+						if _, err := l.Acquire(limited, 1); err != nil {
+							t.Errorf("%v", err)
+						}
 					}
-				}
+				})
 			})
-		})
-	}
-}
-
-// The same between two buckets.
-func TestHostileBackToTheFormerBucket(t *testing.T) {
-	store := &hostileSlow{tb.NewMemoryStore(), 0}
-	day := hostileBursty(t, t.Name()+"day", 1000, tb.WithStore(store))
-	night := hostileBursty(t, t.Name()+"night", 500, tb.WithStore(store))
-	rules := new(hostileRules)
-	rules.set(day)
-	l := tb.Following(t.Name(), rules)
-	turn := func(from, to *tb.RateLimiter) { rules.set(to); from.Supersede(to, nil) }
-	turn(day, night)
-	turn(night, day)
-	within(t, 5*time.Second, func() {
-		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		_, err := l.Acquire(limited, 1)
-		if err != nil {
-			t.Errorf("%v", err)
 		}
-	})
+	}
 }
 
 // A group whose member alternates.
@@ -170,7 +137,7 @@ func TestHostilePriorityRaised(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var store tb.Store = tb.NewMemoryStore()
 				if trip != 0 {
-					store = &hostileSlow{store, trip}
+					store = &tb.Distant{Store: store, Takes: trip}
 				}
 				low := hostileBursty(t, "r", 10, tb.WithStore(store), tb.WithPriority(tb.Low), tb.WithVersion(1))
 				high := hostileBursty(t, "r", 10, tb.WithStore(store), tb.WithVersion(1))
