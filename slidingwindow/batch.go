@@ -19,7 +19,6 @@ const maxBatch = 1024
 // flight is a batch.
 type flight struct {
 	calls      []*call
-	reported   int64  // permits of the calls that were admitted by the view
 	asked      []ask  // runs of equal calls that Redis decides
 	unreported []part // permits admitted earlier, reported late
 	refunds    []part // permits to refund
@@ -42,8 +41,6 @@ func (b *flight) add(q *call) {
 		b.limit = q.limit
 	}
 	switch last := len(b.asked) - 1; {
-	case !q.asks:
-		b.reported += q.n
 	case q.n == 0:
 	case last >= 0 && b.asked[last].n == q.n:
 		b.asked[last].times++
@@ -82,7 +79,7 @@ func (c *coordinator) build() *flight {
 		if q == nil {
 			break
 		}
-		if q.asks && !q.recheck && q.n > 0 && c.view.valid && c.view.counts.used(&c.rule, c.view.latest(b.sent))+kept+q.n > limit { // the last reply showed it
+		if !q.recheck && q.n > 0 && c.view.valid && c.view.counts.used(&c.rule, c.view.latest(b.sent))+kept+q.n > limit { // the last reply showed it
 			refused = append(refused, q)
 			continue
 		}
@@ -133,9 +130,9 @@ func (c *coordinator) arguments(b *flight) []string {
 	}
 	const grace = 60_000 // ms beyond the least time to live, for a server whose clock is set back
 	return []string{
-		c.key, at, decimal(r.window), decimal(r.resolution), r.mode.String(), decimal(c.limit.Load()),
+		c.key, at, decimal(r.window), decimal(r.resolution), decimal(c.limit.Load()),
 		decimal((r.window+r.resolution+standstill)/1000 + grace), deadline, decimal(1 + rand.Int64N(1<<40)),
-		decimal(b.reported), strings.TrimPrefix(formatParts(b.unreported), " "), string(asked),
+		strings.TrimPrefix(formatParts(b.unreported), " "), string(asked),
 		decimal(c.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(c.view.epoch), steady,
 	}
 }

@@ -130,7 +130,7 @@ func (r *bubbleRedis) run(cmd redis.Cmder) error {
 	if args[1] == "" {
 		args[1] = decimal(time.Now().UnixMicro())
 	}
-	args[6] = decimal(time.Hour.Milliseconds())
+	args[5] = decimal(time.Hour.Milliseconds())
 	var reply []string
 	var err error
 	server.do(func(c *redis.Client) { reply, err = applyScript.Run(ctx, c, 1, args...) })

@@ -86,12 +86,14 @@ func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 	if down {
 		c.probe()
 	}
-	asks, recheck := true, false
+	recheck := false
 	if c.view.valid && (!down || c.policy.failure != FailOpen) {
-		var refused bool
-		if refused, asks, recheck = c.checkView(n, now, down); refused {
+		switch c.checkView(n, now, down) {
+		case full:
 			c.mu.Unlock()
 			return verdict{by: BySnapshot}, nil
+		case outdated:
+			recheck = true
 		}
 	}
 	if down {
@@ -99,7 +101,7 @@ func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 		c.mu.Unlock()
 		return v, err
 	}
-	q := &call{n: n, asks: asks, recheck: recheck, ready: make(chan struct{})}
+	q := &call{n: n, recheck: recheck, ready: make(chan struct{})}
 	err := c.submit(q)
 	c.mu.Unlock()
 	if err != nil {
@@ -114,28 +116,36 @@ func (c *coordinator) sendAndAwait(ctx context.Context, q *call) (verdict, error
 	return c.await(ctx, q)
 }
 
-// checkView decides by the view: it refuses a request, or has Redis decide it (asks), or admits it and only reports it to Redis. recheck is
-// set if Redis decides a request that the view refuses: the first in a sub-interval, because others may have raised the limit or refunded
-// permits. The other requests do not wait for it. If they did and Redis hung, a flood of requests to refuse would hang too. mu must be
-// held.
-func (c *coordinator) checkView(n, now int64, down bool) (refused, asks, recheck bool) {
+// opinion is what the view says of a request.
+type opinion uint8
+
+const (
+	fits     opinion = iota // it may have room: Redis decides
+	full                    // it has no room
+	outdated                // it has no room by the view, but Redis decides: others may have raised the limit or refunded permits
+)
+
+// checkView returns what the view says of a request. It is outdated for the first request in a sub-interval. The other requests do not wait for
+// that one. If they did and Redis hung, a flood of requests to refuse would hang too. mu must be held.
+func (c *coordinator) checkView(n, now int64, down bool) opinion {
 	k, r := &c.view, &c.rule
-	limit, earliest, latest := c.limit.Load(), k.earliest(now), k.latest(now)
+	limit, latest := c.limit.Load(), k.latest(now)
 	used := k.counts.used(r, latest) + c.queue.pending
 	if used+n <= limit {
-		return false, r.mode == Exact || k.stale(r, latest) || k.counts.used(r, earliest)+c.queue.pending+n > limit, false
+		return fits
 	}
+	earliest := k.earliest(now)
 	if k.stale(r, earliest) && !down { // not by the latest, which might send two
 		if in := r.index(earliest); in != c.asked {
 			c.asked = in
-			return false, true, true
+			return outdated
 		}
 	}
 	if used+1 > limit {
 		next := (r.index(earliest)+1)*r.resolution - earliest // until a request is sent again
 		c.refuseFor(min(next, k.counts.until(r, latest, limit-1-c.queue.pending)-latest))
 	}
-	return true, false, false
+	return full
 }
 
 // submit queues a call, unless too many are queued. mu must be held.
@@ -184,7 +194,7 @@ func (c *coordinator) refresh(ctx context.Context, force bool) error {
 		c.mu.Unlock()
 		return nil
 	}
-	return c.exchange(ctx, &call{asks: true})
+	return c.exchange(ctx, new(call))
 }
 
 // exchange sends a call without permits, except during an outage. mu must be held; exchange unlocks it.
@@ -205,7 +215,7 @@ func (c *coordinator) exchange(ctx context.Context, q *call) error {
 // setLimit makes a limit the next version for all processes.
 func (c *coordinator) setLimit(ctx context.Context, n int64) error {
 	c.mu.Lock()
-	return c.exchange(ctx, &call{asks: true, limit: n})
+	return c.exchange(ctx, &call{limit: n})
 }
 
 // adopt adopts a limit from a reply, unless its version is 0. mu must be held.
@@ -241,7 +251,7 @@ func (c *coordinator) refund(ctx context.Context, at, n int64) error {
 		c.mu.Unlock()
 		return nil
 	}
-	q := &call{asks: true, ready: make(chan struct{})}
+	q := &call{ready: make(chan struct{})}
 	c.queue.push(q)
 	c.mu.Unlock()
 	_, err := c.sendAndAwait(ctx, q)
@@ -256,10 +266,10 @@ func (c *coordinator) standing(limit int64) (int64, int64, func(int64) int64) {
 		return limit, limit, func(int64) int64 { return c.redis.outage.UntilProbe().Microseconds() }
 	}
 	if down {
-		own, counts := c.rule.exact(), &c.admitted.counts
+		counts := &c.admitted.counts
 		earliest, _ := c.view.bounds(now)
 		at := max(counts.seen, earliest)
-		return min(int64(share), limit), counts.used(own, at), func(room int64) int64 { return counts.until(own, at, room) - at }
+		return min(int64(share), limit), counts.used(&c.rule, at), func(room int64) int64 { return counts.until(&c.rule, at, room) - at }
 	}
 	counts, latest, pending := &c.view.counts, c.view.latest(now), c.queue.pending
 	return limit, counts.used(&c.rule, latest) + pending, func(room int64) int64 {

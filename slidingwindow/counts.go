@@ -1,39 +1,11 @@
 package slidingwindow
 
-import (
-	"fmt"
-	"slices"
-)
-
-// Mode is how a limiter counts the sub-interval that the window's edge cuts. See Exact and Approximate.
-type Mode uint8
+import "slices"
 
 const (
-	// Exact never admits more than the limit in any window, by the clock that decides: the Redis server's, or the process's own. A
-	// sub-interval counts in full until the last permit that was admitted in it is out of the window. So permits admitted earlier in it
-	// count for up to one resolution too long.
-	Exact Mode = iota
-	// Approximate assumes that the permits of a sub-interval were spread evenly over it, and decides by what the process knows of the
-	// others. It may admit more than the limit; the package's documentation gives the bound.
-	Approximate
-)
-
-func (m Mode) String() string {
-	switch m {
-	case Exact:
-		return "exact"
-	case Approximate:
-		return "approximate"
-	}
-	return fmt.Sprintf("Mode(%d)", uint8(m))
-}
-
-const (
-	// maxLimit is the most permits of a window, maxCount those of a sub-interval. maxCount × shares is 2^53.
+	// maxLimit is the most permits of a window, maxCount those of a sub-interval.
 	maxLimit = 1 << 31
 	maxCount = 1 << 37
-	// shares is how finely the covered part of the trailing sub-interval is measured. It is rounded up.
-	shares = 1 << 16
 	// maxParts bounds the sub-intervals of a window, and so the size of the state and the cost of a script.
 	maxParts = 1440
 	// standstill is how far a clock may step back, in µs, before the counts move with it. Up to that, time stands still.
@@ -42,17 +14,9 @@ const (
 
 // rule is the shape of a window. Times are in microseconds.
 type rule struct {
-	mode       Mode
 	window     int64
 	resolution int64
 	parts      int64 // window / resolution
-}
-
-// exact returns the rule of a local share.
-func (r *rule) exact() *rule {
-	e := *r
-	e.mode = Exact
-	return &e
 }
 
 // index returns the number of the sub-interval of a time.
@@ -71,7 +35,7 @@ type part struct{ last, count int64 }
 // that the window's edge cuts. Sub-intervals begin at multiples of the resolution of the clock that decides, so they are the same for all
 // processes. At most rule.parts + 1 are kept, however many requests there are. counts has no lock of its own.
 //
-// Why Exact is exact. Let a permit be admitted at the time t, in the sub-interval k, and let r be the resolution and B the number of parts,
+// Why no window exceeds the limit. Let a permit be admitted at the time t, in the sub-interval k, and let r be the resolution and B the number of parts,
 // so that the window is B × r. All other permits in [t − B×r, t] were admitted in the sub-intervals k − B to k, for t − B×r lies in k − B.
 // All of these count, except k − B when its last permit is older than t − B×r, and then the whole of it is older. So the limit is not
 // exceeded in any window that ends with an admission, and hence in none. Permits that count although they are out of the window lie in k −
@@ -211,20 +175,13 @@ func (c *counts) remove(r *rule, at, n int64) int64 {
 // used returns the permits that count against the limit at a time, which must not be before the latest seen. As long as no permit is added,
 // it never rises with time.
 func (c *counts) used(r *rule, now int64) int64 {
-	here := r.index(now)
-	first, sum := here-r.parts, c.sum
+	first, sum := r.index(now)-r.parts, c.sum
 	for i := range c.size {
 		p := c.at(i)
-		switch at := r.index(p.last); {
-		case at < first || at == first && r.mode == Exact && p.last < now-r.window:
-			sum -= p.count
-			continue
-		case at == first && r.mode == Approximate:
-			share := ((here+1)*r.resolution - now) * shares
-			share = (share + r.resolution - 1) / r.resolution
-			sum += (p.count*share+shares-1)/shares - p.count
+		if at := r.index(p.last); at > first || at == first && p.last >= now-r.window {
+			break
 		}
-		break
+		sum -= p.count
 	}
 	return sum
 }

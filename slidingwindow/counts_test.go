@@ -73,20 +73,6 @@ func (g *log) add(now, n int64) {
 	g.at = slices.DeleteFunc(g.at, func(at int64) bool { return at < now-20*g.window })
 }
 
-// crowd returns the most permits in one sub-interval of the window that ends now, including the one that its edge cuts.
-func (g *log) crowd(now int64) (most int64) {
-	in := map[int64]int64{}
-	r := rule{resolution: g.resolution}
-	for _, at := range g.at {
-		if at >= now-g.window-g.resolution {
-			i := r.index(at)
-			in[i]++
-			most = max(most, in[i])
-		}
-	}
-	return most
-}
-
 var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixMicro()
 
 // drawStep draws a step of the clock: within a sub-interval, to the edge of one or of a window, none, backwards, or far.
@@ -106,73 +92,62 @@ func drawRule(t *rapid.T) (window, resolution time.Duration) {
 	return time.Duration(parts) * resolution, resolution
 }
 
-// A limiter of this process against the log of every admission. With Exact no window exceeds the limit, and a request that is refused would
-// have exceeded it a resolution ago. With Approximate a window exceeds the limit by at most the permits of one sub-interval.
+// A limiter of this process against the log of every admission: no window exceeds the limit, and a request that is refused would have exceeded it a
+// resolution ago.
 func TestLog(t *testing.T) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		t.Run(mode.String(), func(t *testing.T) {
-			admitted, refused := 0, 0
-			rapid.Check(t, func(t *rapid.T) {
-				window, resolution := drawRule(t)
-				limit := rapid.IntRange(1, 30).Draw(t, "limit")
-				clock := &handClock{micros: begin + rapid.Int64Range(0, 1e9).Draw(t, "begin")}
-				l, err := New("x", limit, window, resolution, WithMode(mode), WithClock(clock))
-				require.NoError(t, err)
-				g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
-				for range 200 {
-					clock.micros = drawStep(t, clock.micros, g.window, g.resolution)
-					if rapid.IntRange(0, 30).Draw(t, "change") == 0 {
-						limit = rapid.IntRange(1, 30).Draw(t, "limit")
-						require.NoError(t, l.SetLimit(ctx, limit))
-					}
-					for range rapid.SampledFrom([]int{1, 1, 2, 10}).Draw(t, "calls") {
-						n := rapid.SampledFrom([]int{1, 1, 1, 2, 5}).Draw(t, "n")
-						gate := l.full.Load()
-						ok, err := l.AllowN(ctx, n)
-						if n > limit {
-							require.ErrorIs(t, err, ErrInvalidPermits)
-							continue
-						}
-						if gate == nil || clock.micros < gate.from || clock.micros >= gate.until {
-							g.observe(clock.micros) // otherwise the limiter has not read the clock either
-						}
-						now := g.seen
-						require.NoError(t, err)
-						if !ok {
-							refused++
-							slack := g.resolution * int64(1+g.steps)
-							require.Greater(t, g.within(now-g.window-slack, now)+int64(n), int64(limit), "refused without need")
-							if g.steps == 0 {
-								require.Positive(t, l.RetryAfter(n))
-							}
-							continue
-						}
-						admitted++
-						crowd := g.crowd(now)
-						g.add(now, int64(n))
-						held := g.within(now-g.window, now)
-						if mode == Exact {
-							require.LessOrEqual(t, held, int64(limit))
-						} else if g.steps == 0 {
-							require.LessOrEqual(t, held, int64(limit)+crowd)
-						}
-					}
+	admitted, refused := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		window, resolution := drawRule(t)
+		limit := rapid.IntRange(1, 30).Draw(t, "limit")
+		clock := &handClock{micros: begin + rapid.Int64Range(0, 1e9).Draw(t, "begin")}
+		l, err := New("x", limit, window, resolution, WithClock(clock))
+		require.NoError(t, err)
+		g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
+		for range 200 {
+			clock.micros = drawStep(t, clock.micros, g.window, g.resolution)
+			if rapid.IntRange(0, 30).Draw(t, "change") == 0 {
+				limit = rapid.IntRange(1, 30).Draw(t, "limit")
+				require.NoError(t, l.SetLimit(ctx, limit))
+			}
+			for range rapid.SampledFrom([]int{1, 1, 2, 10}).Draw(t, "calls") {
+				n := rapid.SampledFrom([]int{1, 1, 1, 2, 5}).Draw(t, "n")
+				gate := l.full.Load()
+				ok, err := l.AllowN(ctx, n)
+				if n > limit {
+					require.ErrorIs(t, err, ErrInvalidPermits)
+					continue
 				}
-			})
-			t.Logf("%d admitted, %d refused", admitted, refused)
-			require.Greater(t, admitted, 5000)
-			require.Greater(t, refused, 5000)
-		})
-	}
+				if gate == nil || clock.micros < gate.from || clock.micros >= gate.until {
+					g.observe(clock.micros) // otherwise the limiter has not read the clock either
+				}
+				now := g.seen
+				require.NoError(t, err)
+				if !ok {
+					refused++
+					slack := g.resolution * int64(1+g.steps)
+					require.Greater(t, g.within(now-g.window-slack, now)+int64(n), int64(limit), "refused without need")
+					if g.steps == 0 {
+						require.Positive(t, l.RetryAfter(n))
+					}
+					continue
+				}
+				admitted++
+				g.add(now, int64(n))
+				require.LessOrEqual(t, g.within(now-g.window, now), int64(limit))
+			}
+		}
+	})
+	t.Logf("%d admitted, %d refused", admitted, refused)
+	require.Greater(t, admitted, 5000)
+	require.Greater(t, refused, 5000)
 }
 
 // RetryAfter returns the first microsecond at which the request is admitted.
 func TestRetryAfter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		window, resolution := drawRule(t)
-		mode := rapid.SampledFrom([]Mode{Exact, Approximate}).Draw(t, "mode")
 		clock := &handClock{micros: begin}
-		l, err := New("x", 20, window, resolution, WithMode(mode), WithClock(clock))
+		l, err := New("x", 20, window, resolution, WithClock(clock))
 		require.NoError(t, err)
 		for range 40 {
 			clock.micros += rapid.Int64Range(0, resolution.Microseconds()).Draw(t, "step")
@@ -200,23 +175,17 @@ func TestRetryAfter(t *testing.T) {
 // not be admitted.
 func TestEdge(t *testing.T) {
 	for _, c := range []struct {
-		mode       Mode
 		resolution time.Duration
 		after      time.Duration // since the burst
 		want       int
 	}{
-		{Exact, time.Second, time.Second, 0},
-		{Exact, time.Second, 60 * time.Second, 0}, // [t, t + 60 s] holds both
-		{Exact, time.Second, 60*time.Second + time.Microsecond, 10},
-		{Exact, time.Minute, 60*time.Second + time.Microsecond, 10}, // a burst counts for exactly the window
-		{Approximate, time.Second, 59*time.Second + 500*time.Millisecond, 0},
-		{Approximate, time.Second, 60 * time.Second, 5}, // the burst's second is half out
-		{Approximate, time.Second, 60*time.Second + 250*time.Millisecond, 7},
-		{Approximate, time.Second, 60*time.Second + 500*time.Millisecond, 10},
-		{Approximate, time.Minute, 30*time.Second + 500*time.Millisecond, 5}, // half of its minute, half of ten
+		{time.Second, time.Second, 0},
+		{time.Second, 60 * time.Second, 0}, // [t, t + 60 s] holds both
+		{time.Second, 60*time.Second + time.Microsecond, 10},
+		{time.Minute, 60*time.Second + time.Microsecond, 10}, // a burst counts for exactly the window
 	} {
 		clock := &handClock{micros: time.Date(2026, 1, 1, 0, 0, 59, 500_000_000, time.UTC).UnixMicro()}
-		l, err := New("x", 10, time.Minute, c.resolution, WithMode(c.mode), WithClock(clock))
+		l, err := New("x", 10, time.Minute, c.resolution, WithClock(clock))
 		require.NoError(t, err)
 		pass := func() (n int) {
 			for range 20 {
@@ -255,7 +224,7 @@ func FuzzState(f *testing.F) {
 		if now < -maxInteger || now > maxInteger {
 			return
 		}
-		for _, r := range []rule{{Exact, 60_000_000, 1_000_000, 60}, {Approximate, 60_000_000, 1_000_000, 60}, {Approximate, 1000, 1000, 1}} {
+		for _, r := range []rule{{60_000_000, 1_000_000, 60}, {1000, 1000, 1}} {
 			var s counts
 			s.load(&r, read.seen, read.parts)
 			at := s.advance(&r, now)

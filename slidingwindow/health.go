@@ -125,7 +125,7 @@ func (c *coordinator) decideLocally(n, now int64) (v verdict, err error) {
 	}
 	share, _ := c.policy.failure.share() // not above 0 under FailOpen: no bound
 	earliest, latest := c.view.bounds(now)
-	at, ok := c.admitted.take(c.rule.exact(), n, min(int64(share), c.limit.Load()), earliest, latest)
+	at, ok := c.admitted.take(&c.rule, n, min(int64(share), c.limit.Load()), earliest, latest)
 	c.reportLater()
 	return verdict{ok, ByPolicy, at - c.admitted.counts.shifted}, nil
 }

@@ -26,48 +26,44 @@ func passes(t *testing.T, l *Limiter) (n int) {
 // A limit that was set is in force for all processes at once, and for processes that start later. After a FLUSHALL the first process that has
 // adopted it restores it.
 func TestSetLimitOfFleet(t *testing.T) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		t.Run(mode.String(), func(t *testing.T) {
-			client := redistest.Shared(t).Client(t)
-			name := unique(t)
-			open := func(limit int, opts ...Option) *Limiter {
-				l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithMode(mode), WithRedis(client), patient)...)
-				require.NoError(t, err)
-				return l
-			}
-			a, b := open(10), open(10)
-			for _, l := range []*Limiter{a, b} {
-				_, err := l.Remaining(ctx)
-				require.NoError(t, err)
-			}
-			require.NoError(t, a.SetLimit(ctx, 4))
-			require.Equal(t, 4, a.Limit())
-			ok, err := b.Allow(ctx)
-			require.NoError(t, err)
-			require.True(t, ok)
-			require.Equal(t, 4, b.Limit(), "from the reply")
-			require.Equal(t, 3, passes(t, b))
-			require.Zero(t, passes(t, open(10)))
-
-			require.NoError(t, client.Del(ctx, a.coordinator.key).Err())
-			c := open(10) // it has not adopted the limit
-			_, err = c.Remaining(ctx)
-			require.NoError(t, err)
-			require.Equal(t, 10, c.Limit())
-			_, err = b.refreshed(t)
-			require.NoError(t, err)
-			_, err = c.refreshed(t)
-			require.NoError(t, err)
-			require.Equal(t, 4, c.Limit())
-
-			require.NoError(t, c.SetLimit(ctx, 20))
-			_, err = a.AllowN(ctx, 21)
-			require.ErrorIs(t, err, ErrInvalidPermits)
-			_, err = a.AllowN(ctx, 12)
-			require.NoError(t, err, "more than its own limit, so it makes a round trip first")
-			require.Equal(t, 20, a.Limit())
-		})
+	client := redistest.Shared(t).Client(t)
+	name := unique(t)
+	open := func(limit int, opts ...Option) *Limiter {
+		l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithRedis(client), patient)...)
+		require.NoError(t, err)
+		return l
 	}
+	a, b := open(10), open(10)
+	for _, l := range []*Limiter{a, b} {
+		_, err := l.Remaining(ctx)
+		require.NoError(t, err)
+	}
+	require.NoError(t, a.SetLimit(ctx, 4))
+	require.Equal(t, 4, a.Limit())
+	ok, err := b.Allow(ctx)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Equal(t, 4, b.Limit(), "from the reply")
+	require.Equal(t, 3, passes(t, b))
+	require.Zero(t, passes(t, open(10)))
+
+	require.NoError(t, client.Del(ctx, a.coordinator.key).Err())
+	c := open(10) // it has not adopted the limit
+	_, err = c.Remaining(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 10, c.Limit())
+	_, err = b.refreshed(t)
+	require.NoError(t, err)
+	_, err = c.refreshed(t)
+	require.NoError(t, err)
+	require.Equal(t, 4, c.Limit())
+
+	require.NoError(t, c.SetLimit(ctx, 20))
+	_, err = a.AllowN(ctx, 21)
+	require.ErrorIs(t, err, ErrInvalidPermits)
+	_, err = a.AllowN(ctx, 12)
+	require.NoError(t, err, "more than its own limit, so it makes a round trip first")
+	require.Equal(t, 20, a.Limit())
 }
 
 // The newest version is in force; of two limits of one version the lower; and a limit without a version only if there is no other.
@@ -168,7 +164,7 @@ func TestReconfigure(t *testing.T) {
 			require.Equal(t, 9, l.Limit(), name)
 			other, err := New("y", 9, time.Hour, time.Minute)
 			require.NoError(t, err)
-			for _, no := range []*Limiter{nil, other, open(9, WithMode(Approximate)), open(9, WithRedis(client), WithKeyPrefix("p:"))} {
+			for _, no := range []*Limiter{nil, other, open(9, WithRedis(client), WithKeyPrefix("p:"))} {
 				require.ErrorIs(t, l.Reconfigure(no), ErrInvalidConfig, name)
 			}
 			if name == "here" {

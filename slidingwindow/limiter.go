@@ -27,9 +27,8 @@ type Limiter struct {
 func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
 // New returns a limiter of at most limit permits (1 to 2^31) in any window. The window is counted in sub-intervals of the resolution: whole
-// microseconds from 1 ms on, which must divide the window into at most 1440. With Approximate it is at most 24 h. A window is at most 101
-// years, so that all times are exact in Redis until 2150. A finer resolution is more exact, and costs memory: see
-// Exact and Approximate. Without [WithRedis] each Limiter has counts of its own, even if another has the same name. A name is any string of
+// microseconds from 1 ms on, which must divide the window into at most 1440. A window is at most 101 years, so that all times are exact in
+// Redis until 2150. A finer resolution is more exact, and costs memory. Without [WithRedis] each Limiter has counts of its own, even if another has the same name. A name is any string of
 // 1 to 512 bytes.
 func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
 	l := named(name)
@@ -67,10 +66,7 @@ func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration,
 	if err != nil {
 		return nil, err
 	}
-	if o.mode == Approximate && resolution > coarsestShared {
-		return nil, l.bad("resolution", resolution, fmt.Sprintf("at most %v with Approximate", coarsestShared))
-	}
-	l.rule = rule{o.mode, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
+	l.rule = rule{window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
 	l.limit.Store(int64(limit))
 	l.clock, l.observer = clock.New(o.clock), o.observer
 	l.waiters.setUp(o)
@@ -84,8 +80,6 @@ const (
 	// finest is the shortest resolution. A shorter one would only cost: the time to live of a state is in milliseconds, and the first request
 	// in each sub-interval asks Redis.
 	finest = time.Millisecond
-	// coarsestShared is the longest resolution whose covered part can be measured: a sub-interval in microseconds times shares is below 2^53.
-	coarsestShared = 24 * time.Hour
 	// maxWindow is the longest window: 100 years, and what a caller such as package registry adds. A time to which a window and a sub-interval are added must be below 2^53 microseconds since 1970,
 	// which is in 2255.
 	maxWindow = 101 * 365 * 24 * time.Hour
@@ -214,7 +208,7 @@ func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
 // SetLimit changes the limit, with Redis for all processes: it becomes the next version, and the newest version is in force for every
 // limiter of this name and window, whatever limit New was given. It is in force in Redis when SetLimit returns. Other processes adopt it
 // with their next reply, at the latest with their first request in the next sub-interval. Until then they may refuse requests that a higher
-// limit allows, and with Approximate admit requests that a lower one does not.
+// limit allows.
 //
 // Permits that were admitted stay counted: under a lower limit, none are admitted until enough of them are out of the window.
 //
@@ -245,7 +239,7 @@ func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 // the permits that were admitted during an outage of Redis, which a limiter newly made by New would not know. It makes no round trip. The
 // next one reports the limit to Redis, and the newest version is in force, as with New.
 //
-// It returns an ErrInvalidConfig if the other limiter counts something else: its name, window, resolution, mode and key must be the same.
+// It returns an ErrInvalidConfig if the other limiter counts something else: its name, window, resolution and key must be the same.
 // The other limiter must not be used afterwards.
 func (l *Limiter) Reconfigure(as *Limiter) error {
 	if as == nil || as.name != l.name || as.rule != l.rule || as.key() != l.key() {

@@ -24,7 +24,6 @@ type RedisClient interface {
 type Option func(*options)
 
 type options struct {
-	mode     Mode
 	client   RedisClient
 	given    bool // WithRedis was used, even with nil
 	prefix   string
@@ -43,9 +42,6 @@ const (
 	defaultTimeout = time.Second
 	defaultWaiters = 1 << 17
 )
-
-// WithMode sets how the window is counted. Default Exact.
-func WithMode(m Mode) Option { return func(o *options) { o.mode = m } }
 
 // WithRedis counts in Redis, together with all processes that use the same name. A limiter is one key there, which expires by itself. It
 // needs Redis 6 or later; the script uses GET, SET and TIME.
@@ -110,8 +106,6 @@ func (l *Limiter) options(opts []Option) (*options, error) {
 	_, clockless := o.clock.(noClock)
 	share, shares := o.policy.share()
 	switch {
-	case o.mode > Approximate:
-		return nil, l.bad("mode", o.mode, "Exact or Approximate")
 	case o.given && script.Usable(o.client) != nil:
 		return nil, l.bad("redis client", script.Usable(o.client), "a client")
 	case script.MovesKeys(o.client):

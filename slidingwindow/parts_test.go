@@ -48,7 +48,7 @@ func TestReplyAfterARepair(t *testing.T) {
 
 // Refunds that Redis does not have yet move with the clock, and lapse if Redis has lost the state that they would change.
 func TestRefundsNotSent(t *testing.T) {
-	r := &rule{mode: Exact, window: 1000, resolution: 100, parts: 10}
+	r := &rule{window: 1000, resolution: 100, parts: 10}
 	var a admitted
 	a.counts.advance(r, 5000)
 	require.True(t, a.counts.addAt(r, 5000, 3))
@@ -64,7 +64,7 @@ func TestRefundsNotSent(t *testing.T) {
 // The calls of a batch that ran too late are sent once more, with its refunds. The second time they fail.
 func TestLateTwice(t *testing.T) {
 	c := &coordinator{window: &window{name: "x"}, queue: queue{most: 10}}
-	q := &call{n: 1, sent: true, asks: true}
+	q := &call{n: 1, sent: true}
 	c.queue.pending = 1
 	again, err := c.resend(&flight{calls: []*call{q}, refunds: []part{{1, 2}}}, []string{"late", "1000"}, 1000)
 	require.True(t, again)

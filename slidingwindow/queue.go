@@ -13,7 +13,6 @@ type verdict struct {
 type call struct {
 	n         int64 // permits; 0 if it only needs a reply
 	limit     int64 // to be set; 0 if none
-	asks      bool  // Redis decides it; otherwise it was admitted by the view and is only reported
 	recheck   bool  // Redis decides it although the view refuses it; it counts for no other request until it is granted
 	sent      bool  // or has its result: it is not queued
 	cancelled bool  // its caller has given up

@@ -43,7 +43,7 @@ func scripted(key string, r rule, server func() int64) *coordinator {
 }
 
 // lua/apply.lua and counts compute the same, to the last character of the state: with clocks that go on, stand still and step back, states of
-// other resolutions, and permits that are reported, requested and refunded.
+// other resolutions, and permits that are requested and refunded.
 func TestDifferential(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := unique(t)
@@ -52,9 +52,8 @@ func TestDifferential(t *testing.T) {
 		require.NoError(rt, client.Del(ctx, key).Err())
 		window, resolution := drawRule(rt)
 		rules := []rule{
-			{Exact, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
-			{Approximate, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
-			{Exact, window.Microseconds(), window.Microseconds(), 1}, // another resolution, as of another release
+			{window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
+			{window.Microseconds(), window.Microseconds(), 1}, // another resolution, as of another release
 		}
 		clock := begin + rapid.Int64Range(0, 1e9).Draw(rt, "begin")
 		var stored state
@@ -62,7 +61,7 @@ func TestDifferential(t *testing.T) {
 			clock = drawStep(rt, clock, rules[0].window, rules[0].resolution)
 			clock = drawStep(rt, clock, rules[0].window, rules[0].resolution)
 			r := rapid.SampledFrom(rules).Draw(rt, "rule")
-			b := &flight{reported: rapid.SampledFrom([]int64{0, 0, 1, 7}).Draw(rt, "told")}
+			b := new(flight)
 			l := scripted(key, r, func() int64 { return clock })
 			limit := rapid.Int64Range(1, 40).Draw(rt, "limit")
 			l.limit.Store(limit)
@@ -90,16 +89,13 @@ func TestDifferential(t *testing.T) {
 			}
 			now := c.advance(&r, clock)
 			back := stored.back + max(0, stored.seen-now)
-			changed := stored.epoch != 0 && stored.seen > now || b.reported > 0
+			changed := stored.epoch != 0 && stored.seen > now
 			for _, p := range b.refunds {
 				if at := p.last - (back - stored.back); back == 0 || at >= now-r.window {
 					n := c.remove(&r, at, p.count)
 					changed = changed || n > 0
 					refunded += int(n)
 				}
-			}
-			if b.reported > 0 {
-				require.True(rt, c.add(&r, b.reported))
 			}
 			var fits []string
 			for _, a := range b.asked {
@@ -143,7 +139,7 @@ func TestDifferential(t *testing.T) {
 func TestDifferentialCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := unique(t)
-	l := scripted(key, rule{Exact, 60_000_000, 1_000_000, 60}, func() int64 { return 100_000_000 })
+	l := scripted(key, rule{60_000_000, 1_000_000, 60}, func() int64 { return 100_000_000 })
 	l.limit.Store(10)
 	good, bad := 0, 0
 	check := func(t require.TestingT, text string) {
@@ -203,7 +199,7 @@ func manyParts(n int) string {
 
 // processes returns limiters that share a state, as processes do. The server's clock is the test's. Their own clocks are off by the given
 // time, and run too fast by drift.
-func processes(t require.TestingT, client RedisClient, name string, n, limit int, window, resolution time.Duration, mode Mode,
+func processes(t require.TestingT, client RedisClient, name string, n, limit int, window, resolution time.Duration,
 	server *atomic.Int64, skew time.Duration, drift float64) []*Limiter {
 	var all []*Limiter
 	for i := range n {
@@ -212,7 +208,7 @@ func processes(t require.TestingT, client RedisClient, name string, n, limit int
 			now := server.Load()
 			return now + off + int64(drift*float64(i)*float64(now-begin))
 		}}
-		l, err := New(name, limit, window, resolution, WithRedis(client), WithMode(mode), WithClock(clock), serverClock(server.Load), patient)
+		l, err := New(name, limit, window, resolution, WithRedis(client), WithClock(clock), serverClock(server.Load), patient)
 		require.NoError(t, err)
 		all = append(all, l)
 	}
@@ -232,132 +228,63 @@ func (c clockOf) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 // Several processes with wrong clocks, on a server whose clock the test sets, against the log of every admission: calls one after another,
 // and many at once.
 func TestFleetLog(t *testing.T) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		bubble(t, mode.String(), func(t *testing.T) {
-			client := new(bubbleRedis)
-			var worst, admitted, refused int64
-			rapid.Check(noDeadline{t}, func(rt *rapid.T) {
-				window, resolution := drawRule(rt)
-				limit := rapid.IntRange(1, 30).Draw(rt, "limit")
-				n := rapid.SampledFrom([]int{1, 2, 4}).Draw(rt, "processes")
-				var server atomic.Int64
-				server.Store(begin + rapid.Int64Range(0, 1e9).Draw(rt, "begin"))
-				skew := time.Duration(rapid.Int64Range(-1e13, 1e13).Draw(rt, "skew"))
-				all := processes(rt, client, unique(t), n, limit, window, resolution, mode, &server, skew, 0)
-				g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
-				back := rapid.Bool().Draw(rt, "back")
-				for range 40 {
-					step := drawStep(rt, server.Load(), g.window, g.resolution)
-					if back || step > server.Load() {
-						server.Store(step)
-					}
-					l := all[rapid.IntRange(0, n-1).Draw(rt, "process")]
-					k := rapid.SampledFrom([]int{1, 1, 3, 16}).Draw(rt, "at once")
-					var ok atomic.Int64
-					var wg sync.WaitGroup
-					for range k {
-						wg.Go(func() {
-							pass, err := l.Allow(ctx)
-							if err != nil {
-								panic(err)
-							}
-							if pass {
-								ok.Add(1)
-							}
-						})
-					}
-					wg.Wait()
-					synctest.Wait()
-					// Only a write moves the state's clock, so the state has the time of the log.
-					if s, known := parse(client.get(l.coordinator.key)); known {
-						g.observe(s.seen)
-						if s.seen < g.seen { // within standstill: a read moved the log's clock, and this write the state's
-							g.shift(s.seen)
+	inBubble(t, func(t *testing.T) {
+		client := new(bubbleRedis)
+		var admitted, refused int64
+		rapid.Check(noDeadline{t}, func(rt *rapid.T) {
+			window, resolution := drawRule(rt)
+			limit := rapid.IntRange(1, 30).Draw(rt, "limit")
+			n := rapid.SampledFrom([]int{1, 2, 4}).Draw(rt, "processes")
+			var server atomic.Int64
+			server.Store(begin + rapid.Int64Range(0, 1e9).Draw(rt, "begin"))
+			skew := time.Duration(rapid.Int64Range(-1e13, 1e13).Draw(rt, "skew"))
+			all := processes(rt, client, unique(t), n, limit, window, resolution, &server, skew, 0)
+			g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
+			back := rapid.Bool().Draw(rt, "back")
+			for range 40 {
+				step := drawStep(rt, server.Load(), g.window, g.resolution)
+				if back || step > server.Load() {
+					server.Store(step)
+				}
+				l := all[rapid.IntRange(0, n-1).Draw(rt, "process")]
+				k := rapid.SampledFrom([]int{1, 1, 3, 16}).Draw(rt, "at once")
+				var ok atomic.Int64
+				var wg sync.WaitGroup
+				for range k {
+					wg.Go(func() {
+						pass, err := l.Allow(ctx)
+						if err != nil {
+							panic(err)
 						}
-					}
-					refused += int64(k) - ok.Load()
-					if ok.Load() == 0 {
-						continue
-					}
-					admitted += ok.Load()
-					now := g.seen
-					require.LessOrEqual(rt, server.Load(), now)
-					crowd := g.crowd(now)
-					g.add(now, ok.Load())
-					over := g.within(now-g.window, now) - int64(limit)
-					switch {
-					case mode == Exact:
-						require.LessOrEqual(rt, over, int64(0))
-					case g.steps == 0:
-						require.LessOrEqual(rt, over, crowd+int64(n-1)*min(int64(limit), 16))
-						worst = max(worst, over)
+						if pass {
+							ok.Add(1)
+						}
+					})
+				}
+				wg.Wait()
+				synctest.Wait()
+				// Only a write moves the state's clock, so the state has the time of the log.
+				if s, known := parse(client.get(l.coordinator.key)); known {
+					g.observe(s.seen)
+					if s.seen < g.seen { // within standstill: a read moved the log's clock, and this write the state's
+						g.shift(s.seen)
 					}
 				}
-			})
-			t.Logf("%d admitted, %d refused, at most %d above the limit", admitted, refused, worst)
-			require.Greater(t, admitted, int64(1000))
-			require.Greater(t, refused, int64(1000))
+				refused += int64(k) - ok.Load()
+				if ok.Load() == 0 {
+					continue
+				}
+				admitted += ok.Load()
+				now := g.seen
+				require.LessOrEqual(rt, server.Load(), now)
+				g.add(now, ok.Load())
+				require.LessOrEqual(rt, g.within(now-g.window, now), int64(limit))
+			}
 		})
-	}
-}
-
-// The bound of Approximate is reached and kept. All processes have the same empty window in their views, and admit their callers before any of
-// them has a reply with the others' permits.
-func TestFleetBlind(t *testing.T) {
-	inBubble(t, fleetBlind)
-}
-
-func fleetBlind(t *testing.T) {
-	client := new(bubbleRedis)
-	const n, limit = 4, 10
-	for _, callers := range []int{1, 3, 20} {
-		var all []*Limiter
-		var held []*holding
-		name := unique(t)
-		for range n {
-			h := &holding{RedisClient: client, open: make(chan struct{})}
-			held = append(held, h)
-			l, err := New(name, limit, time.Hour, time.Hour/60, WithRedis(h), WithMode(Approximate), WithStoreTimeout(time.Minute))
-			require.NoError(t, err)
-			_, err = l.Remaining(ctx) // so that every view has this sub-interval
-			require.NoError(t, err)
-			all = append(all, l)
-		}
-		var ok atomic.Int64
-		var wg sync.WaitGroup
-		for i, l := range all {
-			held[i].hold.Store(true)
-			for range callers {
-				wg.Go(func() {
-					if pass, err := l.Allow(ctx); pass && err == nil {
-						ok.Add(1)
-					}
-				})
-			}
-		}
-		want := min(limit, callers)
-		synctest.Wait() // until all have decided
-		for _, l := range all {
-			l.mu.Lock()
-			require.EqualValues(t, want, l.coordinator.queue.pending)
-			l.mu.Unlock()
-		}
-		for i := range held {
-			close(held[i].open)
-		}
-		wg.Wait()
-		require.EqualValues(t, n*want, ok.Load())
-		require.LessOrEqual(t, n*want, limit+(n-1)*want, "the bound")
-		for range 5 { // after each has a reply, at most the rest
-			for _, l := range all {
-				if pass, err := l.Allow(ctx); pass && err == nil {
-					ok.Add(1)
-				}
-			}
-		}
-		t.Logf("%d processes, %d callers each, a limit of %d: %d admitted, bound %d", n, callers, limit, ok.Load(), limit+(n-1)*want)
-		require.LessOrEqual(t, ok.Load(), int64(limit+(n-1)*want))
-	}
+		t.Logf("%d admitted, %d refused", admitted, refused)
+		require.Greater(t, admitted, int64(1000))
+		require.Greater(t, refused, int64(1000))
+	})
 }
 
 // holding is a hook that holds back commands.
@@ -386,7 +313,7 @@ func skew(t *testing.T) {
 	run := func(skew time.Duration, drift float64) (admitted, worst int64) {
 		var server atomic.Int64
 		server.Store(begin)
-		all := processes(t, client, unique(t), n, limit, window, resolution, Approximate, &server, skew, drift)
+		all := processes(t, client, unique(t), n, limit, window, resolution, &server, skew, drift)
 		g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
 		random := rand.New(rand.NewPCG(1, 2))
 		for range 20_000 {
@@ -421,40 +348,38 @@ func skew(t *testing.T) {
 // Requests that are refused send nothing: under a hundred times the load, Redis runs at most one script for each request that is allowed, and
 // one in each sub-interval for all others.
 func TestCommands(t *testing.T) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		bubble(t, mode.String(), func(t *testing.T) {
-			client := &bubbleRedis{way: slow(100 * time.Microsecond)}
-			const limit, window, resolution, length = 200, time.Second, 100 * time.Millisecond, 2 * time.Second
-			l, err := New("x", limit, window, resolution, WithRedis(client), WithMode(mode))
-			require.NoError(t, err)
-			var calls, allowed atomic.Int64
-			end := time.Now().Add(length)
-			var wg sync.WaitGroup
-			for range 8 {
-				wg.Go(func() {
-					for time.Now().Before(end) {
-						ok, err := l.Allow(ctx)
-						if err != nil {
-							panic(err)
-						}
-						calls.Add(1)
-						if ok {
-							allowed.Add(1)
-						}
-						time.Sleep(100 * time.Microsecond)
+	inBubble(t, func(t *testing.T) {
+		client := &bubbleRedis{way: slow(100 * time.Microsecond)}
+		const limit, window, resolution, length = 200, time.Second, 100 * time.Millisecond, 2 * time.Second
+		l, err := New("x", limit, window, resolution, WithRedis(client))
+		require.NoError(t, err)
+		var calls, allowed atomic.Int64
+		end := time.Now().Add(length)
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for time.Now().Before(end) {
+					ok, err := l.Allow(ctx)
+					if err != nil {
+						panic(err)
 					}
-				})
-			}
-			wg.Wait()
-			synctest.Wait()
-			scripts := client.executed()
-			t.Logf("%d calls, %d allowed, %d scripts", calls.Load(), allowed.Load(), scripts)
-			require.Greater(t, calls.Load(), 100*allowed.Load())
-			const sub = int64(length/resolution) + 2
-			require.LessOrEqual(t, scripts, allowed.Load()+sub)
-			require.GreaterOrEqual(t, allowed.Load(), int64(2*limit))
-		})
-	}
+					calls.Add(1)
+					if ok {
+						allowed.Add(1)
+					}
+					time.Sleep(100 * time.Microsecond)
+				}
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		scripts := client.executed()
+		t.Logf("%d calls, %d allowed, %d scripts", calls.Load(), allowed.Load(), scripts)
+		require.Greater(t, calls.Load(), 100*allowed.Load())
+		const sub = int64(length/resolution) + 2
+		require.LessOrEqual(t, scripts, allowed.Load()+sub)
+		require.GreaterOrEqual(t, allowed.Load(), int64(2*limit))
+	})
 }
 
 // Concurrent calls share scripts.
@@ -524,17 +449,15 @@ func TestRefusedInQueue(t *testing.T) {
 	})
 }
 
-// pairs runs a test in each mode, in a bubble, with two processes that share a limit of 3 in an hour, in sub-intervals of a minute. The test
+// pairs runs a test in a bubble, with two processes that share a limit of 3 in an hour, in sub-intervals of a minute. The test
 // sets the server's clock.
 func pairs(t *testing.T, test func(t *testing.T, client *bubbleRedis, server *atomic.Int64, a, b *Limiter)) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		bubble(t, mode.String(), func(t *testing.T) {
-			client, server := new(bubbleRedis), new(atomic.Int64)
-			server.Store(begin)
-			all := processes(t, client, "x", 2, 3, time.Hour, time.Minute, mode, server, 0, 0)
-			test(t, client, server, all[0], all[1])
-		})
-	}
+	inBubble(t, func(t *testing.T) {
+		client, server := new(bubbleRedis), new(atomic.Int64)
+		server.Store(begin)
+		all := processes(t, client, "x", 2, 3, time.Hour, time.Minute, server, 0, 0)
+		test(t, client, server, all[0], all[1])
+	})
 }
 
 // A limiter that refuses makes a round trip once in a sub-interval, and one that was idle does not refuse by its old view.
@@ -682,7 +605,7 @@ func TestRaisedElsewhere(t *testing.T) {
 // Refusals take no memory, in the process and in Redis.
 func TestRefusalAllocates(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	for _, opts := range [][]Option{nil, {WithMode(Approximate)}, {WithRedis(client), patient}, {WithRedis(client), WithMode(Approximate), patient}} {
+	for _, opts := range [][]Option{nil, {WithRedis(client), patient}} {
 		l, err := New(unique(t), 1, time.Hour, time.Hour/60, opts...)
 		require.NoError(t, err)
 		for range 2 {
@@ -699,7 +622,7 @@ func TestRefusalAllocates(t *testing.T) {
 
 func BenchmarkRefusal(b *testing.B) {
 	client := redistest.Shared(b).Client(b)
-	for name, opts := range map[string][]Option{"local": nil, "redis/exact": {WithRedis(client)}, "redis/approximate": {WithRedis(client), WithMode(Approximate)}} {
+	for name, opts := range map[string][]Option{"local": nil, "redis": {WithRedis(client)}} {
 		b.Run(name, func(b *testing.B) {
 			l, err := New(unique(b), 1, 10*time.Minute, time.Minute/6, opts...)
 			require.NoError(b, err)
@@ -720,7 +643,7 @@ func BenchmarkRefusal(b *testing.B) {
 
 func BenchmarkAllow(b *testing.B) {
 	client := redistest.Shared(b).Client(b, func(o *redis.Options) { o.PoolSize = 64 })
-	for name, opts := range map[string][]Option{"local": nil, "redis/exact": {WithRedis(client)}, "redis/approximate": {WithRedis(client), WithMode(Approximate)}} {
+	for name, opts := range map[string][]Option{"local": nil, "redis": {WithRedis(client)}} {
 		b.Run(name, func(b *testing.B) {
 			l, err := New(unique(b), min(maxLimit, math.MaxInt), time.Minute, time.Second, opts...)
 			require.NoError(b, err)
@@ -745,7 +668,7 @@ func TestMemory(t *testing.T) {
 	for _, requests := range []int{10, 100} {
 		server.Store(begin)
 		name := unique(t)
-		l := processes(t, client, name, 1, 1_000_000, time.Minute, time.Second, Exact, &server, 0, 0)[0]
+		l := processes(t, client, name, 1, 1_000_000, time.Minute, time.Second, &server, 0, 0)[0]
 		for range 61 {
 			for range requests / 10 {
 				ok, err := l.AllowN(ctx, 10)

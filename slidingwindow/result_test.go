@@ -18,12 +18,8 @@ import (
 
 // everywhere runs a test with counts in the process and in a real Redis.
 func everywhere(t *testing.T, test func(t *testing.T, opts ...Option)) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		t.Run("process/"+mode.String(), func(t *testing.T) { test(t, WithMode(mode)) })
-		t.Run("redis/"+mode.String(), func(t *testing.T) {
-			test(t, WithMode(mode), WithRedis(redistest.Shared(t).Client(t)), patient)
-		})
-	}
+	t.Run("process", func(t *testing.T) { test(t) })
+	t.Run("redis", func(t *testing.T) { test(t, WithRedis(redistest.Shared(t).Client(t)), patient) })
 }
 
 func TestTake(t *testing.T) {
@@ -119,7 +115,7 @@ func refundLog(t *testing.T, shared bool) {
 		var all []*Limiter
 		if shared {
 			n := rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(rt, "processes")
-			all = processes(rt, client, unique(t), n, limit, window, resolution, Exact, &clock, 0, 0)
+			all = processes(rt, client, unique(t), n, limit, window, resolution, &clock, 0, 0)
 		} else {
 			l, err := New("x", limit, window, resolution, WithClock(clockOf{now: clock.Load}))
 			require.NoError(rt, err)
@@ -296,7 +292,7 @@ func TestRefundAfterClockBack(t *testing.T) {
 			clock.Store(begin)
 			var l *Limiter
 			if shared {
-				l = processes(t, redistest.Shared(t).Client(t), unique(t), 1, 10, time.Minute, time.Second, Exact, &clock, 0, 0)[0]
+				l = processes(t, redistest.Shared(t).Client(t), unique(t), 1, 10, time.Minute, time.Second, &clock, 0, 0)[0]
 			} else {
 				var err error
 				l, err = New("x", 10, time.Minute, time.Second, WithClock(clockOf{now: clock.Load}))

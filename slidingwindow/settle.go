@@ -171,10 +171,10 @@ func decodeReply(b *flight, reply []string) (a decodedReply, ok bool) {
 
 // deliver gives the calls of a batch their results. mu must be held.
 func (c *coordinator) deliver(b *flight) {
-	own, k := b.reported, 0
+	own, k := int64(0), 0
 	for _, q := range b.calls {
 		q.verdict = verdict{true, ByStore, b.at - c.admitted.counts.shifted}
-		if !q.asks || q.n == 0 {
+		if q.n == 0 {
 			continue
 		}
 		for b.asked[k].times == 0 {

@@ -6,7 +6,7 @@ import "github.com/go-tokenbucket/tokenbucket/internal/clock"
 // guards it.
 //
 // A refusal by the view uses the latest time that the server's clock may show: by then as many permits as possible are out of the window.
-// An admission by the view uses the earliest, and is counted at the latest.
+// During an outage a local share uses the earliest, and counts at the latest.
 type view struct {
 	valid       bool // the counts are those of the last reply
 	counts      counts

@@ -31,26 +31,17 @@ var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixMicro()
 func errorTable(client *redis.Client, steps int) (string, error) {
 	const limit, window, atOnce = 100, time.Minute, 8
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"mode", "processes", "resolution", "mean error", "worst", "bound"})
-	for _, mode := range []slidingwindow.Mode{slidingwindow.Exact, slidingwindow.Approximate} {
-		for _, processes := range []int{1, 4, 16} {
-			for _, parts := range []int{60, 12, 1} {
-				s := &simulation{client: client, limit: limit, window: window, atOnce: atOnce, resolution: window / time.Duration(parts)}
-				if err := s.run(mode, processes, steps); err != nil {
-					return "", err
-				}
-				bound := "0"
-				if mode == slidingwindow.Approximate {
-					b := s.crowd + (processes-1)*min(limit, atOnce)
-					bound = fmt.Sprintf("+%d %%", b)
-					if s.worst > b {
-						return "", fmt.Errorf("%v, %d processes, 1/%d: %d above the limit, bound %d", mode, processes, parts, s.worst, b)
-					}
-				} else if s.worst > 0 {
-					return "", fmt.Errorf("exact, %d processes, 1/%d: %d above the limit", processes, parts, s.worst)
-				}
-				t.AppendRow(table.Row{mode, processes, fmt.Sprintf("window/%d", parts), fmt.Sprintf("%.1f %%", s.mean), fmt.Sprintf("+%d %%", max(0, s.worst)), bound})
+	t.AppendHeader(table.Row{"processes", "resolution", "mean error", "worst"})
+	for _, processes := range []int{1, 4, 16} {
+		for _, parts := range []int{60, 12, 1} {
+			s := &simulation{client: client, limit: limit, window: window, atOnce: atOnce, resolution: window / time.Duration(parts)}
+			if err := s.run(processes, steps); err != nil {
+				return "", err
 			}
+			if s.worst > 0 {
+				return "", fmt.Errorf("%d processes, 1/%d: %d above the limit", processes, parts, s.worst)
+			}
+			t.AppendRow(table.Row{processes, fmt.Sprintf("window/%d", parts), fmt.Sprintf("%.1f %%", s.mean), fmt.Sprintf("+%d %%", max(0, s.worst))})
 		}
 	}
 	return t.RenderMarkdown(), nil
@@ -63,15 +54,14 @@ type simulation struct {
 
 	mean  float64
 	worst int // most calls above the limit
-	crowd int // most calls in one sub-interval
 }
 
-func (s *simulation) run(mode slidingwindow.Mode, processes, steps int) error {
+func (s *simulation) run(processes, steps int) error {
 	clock := &hand{micros: begin}
-	name := fmt.Sprint("errors ", mode, processes, s.resolution, rand.Uint64())
+	name := fmt.Sprint("errors ", processes, s.resolution, rand.Uint64())
 	var all []*slidingwindow.Limiter
 	for range processes {
-		l, err := slidingwindow.New(name, s.limit, s.window, s.resolution, slidingwindow.WithMode(mode),
+		l, err := slidingwindow.New(name, s.limit, s.window, s.resolution,
 			slidingwindow.WithRedis(s.client), slidingwindow.WithClock(clock), slidingwindow.WithLocalTime())
 		if err != nil {
 			return err
@@ -80,7 +70,6 @@ func (s *simulation) run(mode slidingwindow.Mode, processes, steps int) error {
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	var log []int64
-	in := map[int64]int{}
 	measured := 0
 	s.worst = math.MinInt
 	for range steps {
@@ -109,7 +98,6 @@ func (s *simulation) run(mode slidingwindow.Mode, processes, steps int) error {
 		}
 		for range ok.Load() {
 			log = append(log, clock.micros)
-			in[clock.micros/s.resolution.Microseconds()]++
 		}
 		for len(log) > 0 && log[0] < clock.micros-s.window.Microseconds() {
 			log = log[1:]
@@ -121,8 +109,5 @@ func (s *simulation) run(mode slidingwindow.Mode, processes, steps int) error {
 		}
 	}
 	s.mean *= 100 / float64(s.limit) / float64(max(1, measured))
-	for _, n := range in {
-		s.crowd = max(s.crowd, n)
-	}
 	return nil
 }

@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -126,8 +127,7 @@ Written by the command below. Medians of rounds in which the rivals took turns.
 
 100 calls in any 60 s, called eight at once by a random one of the processes, at five times the limit; a real redis-server, and
 a clock that the program sets. After each step the calls that were allowed in the last 60 s are counted in the log of all.
-*Mean error* is how far that is from the limit, above or below; *worst* is the most above it; the *bound* is
-largest count of one sub-interval + (processes − 1) × min(limit, 8).
+*Mean error* is how far that is from the limit, above or below; *worst* is the most above it.
 
 %s
 
@@ -153,12 +153,12 @@ A window of 60 sub-intervals, in all of which something was allowed.
 // allowedTable measures the throughput of 64 callers whose calls are granted.
 func allowedTable(client *redis.Client, rounds int, length time.Duration) (string, error) {
 	const callers, limit = 64, math.MaxInt32
-	window := func(m slidingwindow.Mode, name string) (func() error, error) {
-		l, err := slidingwindow.New(name, limit, time.Minute, time.Second, slidingwindow.WithRedis(client), slidingwindow.WithMode(m))
+	window := func(round int) (func() error, error) {
+		l, err := slidingwindow.New(fmt.Sprint("window", round), limit, time.Minute, time.Second, slidingwindow.WithRedis(client))
 		return func() error {
 			ok, err := l.Allow(ctx)
 			if err == nil && !ok {
-				err = fmt.Errorf("%v: refused", m)
+				err = errors.New("window: refused")
 			}
 			return err
 		}, err
@@ -168,10 +168,7 @@ func allowedTable(client *redis.Client, rounds int, length time.Duration) (strin
 		name string
 		open func(round int) (func() error, error)
 	}{
-		{"exact", func(round int) (func() error, error) { return window(slidingwindow.Exact, fmt.Sprint("exact", round)) }},
-		{"approximate", func(round int) (func() error, error) {
-			return window(slidingwindow.Approximate, fmt.Sprint("approximate", round))
-		}},
+		{"window", window},
 		{"redis_rate", func(round int) (func() error, error) {
 			return func() error {
 				result, err := rate.Allow(ctx, fmt.Sprint("rate", round), redis_rate.Limit{Rate: 1_000_000, Burst: 1_000_000_000, Period: time.Second})
@@ -234,43 +231,41 @@ func throughput(call func() error, callers int, length time.Duration) (float64, 
 // refusedTable measures the cost of a refusal.
 func refusedTable(client *redis.Client, rounds int) (string, error) {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"counts in", "mode", "ns", "allocations"})
+	t.AppendHeader(table.Row{"counts in", "ns", "allocations"})
 	for _, where := range []string{"process", "Redis"} {
-		for _, mode := range []slidingwindow.Mode{slidingwindow.Exact, slidingwindow.Approximate} {
-			opts := []slidingwindow.Option{slidingwindow.WithMode(mode)}
-			if where == "Redis" {
-				opts = append(opts, slidingwindow.WithRedis(client))
-			}
-			l, err := slidingwindow.New(fmt.Sprint("refused", mode), 1, 10*time.Minute, 10*time.Second, opts...)
-			if err != nil {
-				return "", err
-			}
-			if _, err := l.Allow(ctx); err != nil {
-				return "", err
-			}
-			var ns []float64
-			var allocations int64
-			var wrong atomic.Int64
-			for range rounds {
-				r := testing.Benchmark(func(b *testing.B) {
-					b.ReportAllocs()
-					b.SetParallelism(64 / runtime.GOMAXPROCS(0))
-					b.RunParallel(func(pb *testing.PB) {
-						for pb.Next() {
-							if ok, err := l.Allow(ctx); ok || err != nil {
-								wrong.Add(1)
-							}
-						}
-					})
-				})
-				ns = append(ns, float64(r.T.Nanoseconds())/float64(r.N))
-				allocations = max(allocations, r.AllocsPerOp())
-			}
-			if n := wrong.Load(); n > 0 {
-				return "", fmt.Errorf("counts in %s, %v: %d of those to be refused were not", where, mode, n)
-			}
-			t.AppendRow(table.Row{where, mode, fmt.Sprintf("%.0f", median(ns)), allocations})
+		var opts []slidingwindow.Option
+		if where == "Redis" {
+			opts = append(opts, slidingwindow.WithRedis(client))
 		}
+		l, err := slidingwindow.New("refused", 1, 10*time.Minute, 10*time.Second, opts...)
+		if err != nil {
+			return "", err
+		}
+		if _, err := l.Allow(ctx); err != nil {
+			return "", err
+		}
+		var ns []float64
+		var allocations int64
+		var wrong atomic.Int64
+		for range rounds {
+			r := testing.Benchmark(func(b *testing.B) {
+				b.ReportAllocs()
+				b.SetParallelism(64 / runtime.GOMAXPROCS(0))
+				b.RunParallel(func(pb *testing.PB) {
+					for pb.Next() {
+						if ok, err := l.Allow(ctx); ok || err != nil {
+							wrong.Add(1)
+						}
+					}
+				})
+			})
+			ns = append(ns, float64(r.T.Nanoseconds())/float64(r.N))
+			allocations = max(allocations, r.AllocsPerOp())
+		}
+		if n := wrong.Load(); n > 0 {
+			return "", fmt.Errorf("counts in %s: %d of those to be refused were not", where, n)
+		}
+		t.AppendRow(table.Row{where, fmt.Sprintf("%.0f", median(ns)), allocations})
 	}
 	return t.RenderMarkdown(), nil
 }

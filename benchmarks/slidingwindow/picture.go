@@ -21,15 +21,7 @@ var bursts = []struct{ at, calls int }{{5, 60}, {35, 60}, {50, 60}, {70, 60}, {9
 func draw() ([]byte, error) {
 	const limit, window = 100, time.Minute
 	clock := &hand{micros: begin - begin%60_000_000}
-	open := func(m slidingwindow.Mode) (func() (bool, error), error) {
-		l, err := slidingwindow.New("x", limit, window, window/3, slidingwindow.WithMode(m), slidingwindow.WithClock(clock))
-		return func() (bool, error) { return l.Allow(ctx) }, err
-	}
-	exact, err := open(slidingwindow.Exact)
-	if err != nil {
-		return nil, err
-	}
-	approximate, err := open(slidingwindow.Approximate)
+	exact, err := slidingwindow.New("x", limit, window, window/3, slidingwindow.WithClock(clock))
 	if err != nil {
 		return nil, err
 	}
@@ -52,8 +44,7 @@ func draw() ([]byte, error) {
 	}{
 		{name: "calls", allow: func() (bool, error) { return true, nil }, color: picture.Grey, dash: []vg.Length{vg.Points(2), vg.Points(3)}},
 		{name: "bucket of 100", allow: func() (bool, error) { return full.TryAcquire(ctx, 1, 0) }, color: picture.Vermilion},
-		{name: "approximate window", allow: approximate, color: picture.Green},
-		{name: "exact window", allow: exact, color: picture.Blue, dash: []vg.Length{vg.Points(5), vg.Points(2)}},
+		{name: "sliding window", allow: func() (bool, error) { return exact.Allow(ctx) }, color: picture.Blue, dash: []vg.Length{vg.Points(5), vg.Points(2)}},
 		{name: "bucket of one second's worth", allow: func() (bool, error) { return bucket.TryAcquire(ctx, 1, 0) }, color: picture.Purple},
 	}
 	start := clock.micros

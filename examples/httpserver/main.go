@@ -32,7 +32,6 @@ type options struct {
 	redis              string
 	limit, paths       int
 	window, resolution time.Duration
-	approximate        bool
 }
 
 func main() {
@@ -42,7 +41,6 @@ func main() {
 	flag.IntVar(&o.limit, "limit", 5, "calls of one path in any window")
 	flag.DurationVar(&o.window, "window", 10*time.Second, "the window")
 	flag.DurationVar(&o.resolution, "resolution", 0, "a sub-interval (default a tenth of the window)")
-	flag.BoolVar(&o.approximate, "approximate", false, "count approximately")
 	flag.IntVar(&o.paths, "paths", 10_000, "paths to keep limiters of")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -65,9 +63,6 @@ func run(ctx context.Context, o options, out io.Writer) error {
 			slog.Info("httpserver: Redis is available again", "after", h.After)
 		}
 	}})}
-	if o.approximate {
-		opts = append(opts, slidingwindow.WithMode(slidingwindow.Approximate))
-	}
 	if o.redis != "" {
 		client := redis.NewClient(&redis.Options{Addr: o.redis})
 		defer func() { _ = client.Close() }()

@@ -41,7 +41,6 @@ const (
 // job is what a worker does until its standard input ends: Callers call at ten times the limit, all processes together.
 type job struct {
 	Redis string
-	Mode  slidingwindow.Mode
 }
 
 // event is a line of a worker's output: a call that was allowed, or an error that the hook received. The decision was made between two
@@ -55,7 +54,7 @@ func work(ctx context.Context, j *job, tell func(event)) error {
 	redis.SetLogger(silent{})
 	client := redis.NewClient(&redis.Options{Addr: j.Redis})
 	defer func() { _ = client.Close() }()
-	l, err := slidingwindow.New("/fares", limit, window, resolution, slidingwindow.WithRedis(client), slidingwindow.WithMode(j.Mode),
+	l, err := slidingwindow.New("/fares", limit, window, resolution, slidingwindow.WithRedis(client),
 		slidingwindow.WithStoreTimeout(timeout), slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(limit/processes)),
 		withFailures(func(err error) {
 			now := time.Now().UnixMicro()
@@ -92,94 +91,85 @@ type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
 
-// Four processes at ten times the limit. In no window that the outage does not touch Exact admits more than the limit; in
-// one that it does touch, and in Approximate, it is within the bounds that are stated.
+// Four processes at ten times the limit. In no window that the outage does not touch more than the limit is admitted; in
+// one that it does touch, the bound that is stated holds.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	length := faultlab.Lasting(8*time.Second, 30*time.Second)
-	for _, mode := range []slidingwindow.Mode{slidingwindow.Exact, slidingwindow.Approximate} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			late := faultlab.MeasureLateness(t)
-			var ends []func() []event
-			for range processes {
-				ends = append(ends, worker.Start[event](t, workerEnv, job{server.Addr, mode}).End)
-			}
-			began := time.Now()
-			time.Sleep(length * 2 / 5)
-			killed := time.Now()
-			require.NoError(t, server.Kill())
-			time.Sleep(length / 5)
-			require.NoError(t, server.Restart())
-			back := time.Now()
-			time.Sleep(length * 2 / 5)
-			var all []faultlab.Span
-			faults := 0
-			// The outage, and what a process took for one: on a busy machine a round trip may take too long as well.
-			outages := []faultlab.Span{{From: killed.UnixMicro(), To: back.UnixMicro()}}
-			took := time.Since(began)
-			events := make([][]event, len(ends))
-			var ending sync.WaitGroup
-			for i, end := range ends {
-				ending.Go(func() { events[i] = end() })
-			}
-			ending.Wait()
-			settle := window.Microseconds() // until the processes that are back have reported the permits that they admitted
-			for i := range events {
-				found, away := 0, int64(0)
-				for _, e := range events[i] {
-					switch {
-					case e.Fault == "":
-						all = append(all, e.Span)
-					case e.Fault == "back":
-						found++
-						if away == 0 {
-							away = e.From - timeout.Microseconds()
-						}
-						outages = append(outages, faultlab.Span{From: away, To: e.To + settle})
-						away = 0
-					case e.Fault != "<nil>":
-						faults++
-						if away == 0 {
-							away = e.From - timeout.Microseconds() // it went by what it knew since then
-						}
-					}
-				}
-				if away != 0 {
-					outages = append(outages, faultlab.Span{From: away, To: math.MaxInt64})
-				}
-				require.Positive(t, found, "process %d has found Redis again", i)
-			}
-			require.GreaterOrEqual(t, faults, processes)
-
-			// Windows begin with a call. A call is certainly in a window if it was sent and answered in it.
-			calm, touched, away := 0, 0, 0
-			for e, n := range faultlab.Windows(all, window.Microseconds()+1) {
-				until := e.From + window.Microseconds()
-				if !slices.ContainsFunc(outages, func(o faultlab.Span) bool { return until >= o.From && e.From <= o.To }) {
-					calm = max(calm, n)
-				} else {
-					touched = max(touched, n)
-				}
-				if e.From > killed.UnixMicro() && e.To < back.UnixMicro() {
-					away++
-				}
-			}
-			t.Logf("%v, %d allowed in %v; at most %d of %d in a window, %d in one that the outage touched; %d while Redis was away for %v",
-				mode, len(all), took.Round(time.Millisecond), calm, limit, touched, away, back.Sub(killed).Round(time.Millisecond))
-			require.Positive(t, calm)
-			if mode == slidingwindow.Exact {
-				require.LessOrEqual(t, calm, limit)
-			} else { // the permits of one sub-interval, and those that the other processes admit before they receive them
-				require.LessOrEqual(t, calm, 2*limit+(processes-1)*callers)
-			}
-			require.LessOrEqual(t, touched, 2*limit+(processes-1)*callers)
-			require.Positive(t, away, "the share")
-			first := slices.MinFunc(all, func(a, b faultlab.Span) int { return cmp.Compare(a.From, b.From) }).From
-			last := slices.MaxFunc(all, func(a, b faultlab.Span) int { return cmp.Compare(a.To, b.To) }).To
-			ran := time.Duration(last-first)*time.Microsecond - late.Stalls(100*time.Millisecond, first, last)
-			require.Greater(t, len(all), int(0.7*limit*ran.Seconds()/window.Seconds()))
-		})
+	server := redistest.Start(t)
+	late := faultlab.MeasureLateness(t)
+	var ends []func() []event
+	for range processes {
+		ends = append(ends, worker.Start[event](t, workerEnv, job{server.Addr}).End)
 	}
+	began := time.Now()
+	time.Sleep(length * 2 / 5)
+	killed := time.Now()
+	require.NoError(t, server.Kill())
+	time.Sleep(length / 5)
+	require.NoError(t, server.Restart())
+	back := time.Now()
+	time.Sleep(length * 2 / 5)
+	var all []faultlab.Span
+	faults := 0
+	// The outage, and what a process took for one: on a busy machine a round trip may take too long as well.
+	outages := []faultlab.Span{{From: killed.UnixMicro(), To: back.UnixMicro()}}
+	took := time.Since(began)
+	events := make([][]event, len(ends))
+	var ending sync.WaitGroup
+	for i, end := range ends {
+		ending.Go(func() { events[i] = end() })
+	}
+	ending.Wait()
+	settle := window.Microseconds() // until the processes that are back have reported the permits that they admitted
+	for i := range events {
+		found, away := 0, int64(0)
+		for _, e := range events[i] {
+			switch {
+			case e.Fault == "":
+				all = append(all, e.Span)
+			case e.Fault == "back":
+				found++
+				if away == 0 {
+					away = e.From - timeout.Microseconds()
+				}
+				outages = append(outages, faultlab.Span{From: away, To: e.To + settle})
+				away = 0
+			case e.Fault != "<nil>":
+				faults++
+				if away == 0 {
+					away = e.From - timeout.Microseconds() // it went by what it knew since then
+				}
+			}
+		}
+		if away != 0 {
+			outages = append(outages, faultlab.Span{From: away, To: math.MaxInt64})
+		}
+		require.Positive(t, found, "process %d has found Redis again", i)
+	}
+	require.GreaterOrEqual(t, faults, processes)
+
+	// Windows begin with a call. A call is certainly in a window if it was sent and answered in it.
+	calm, touched, away := 0, 0, 0
+	for e, n := range faultlab.Windows(all, window.Microseconds()+1) {
+		until := e.From + window.Microseconds()
+		if !slices.ContainsFunc(outages, func(o faultlab.Span) bool { return until >= o.From && e.From <= o.To }) {
+			calm = max(calm, n)
+		} else {
+			touched = max(touched, n)
+		}
+		if e.From > killed.UnixMicro() && e.To < back.UnixMicro() {
+			away++
+		}
+	}
+	t.Logf("%d allowed in %v; at most %d of %d in a window, %d in one that the outage touched; %d while Redis was away for %v",
+		len(all), took.Round(time.Millisecond), calm, limit, touched, away, back.Sub(killed).Round(time.Millisecond))
+	require.Positive(t, calm)
+	require.LessOrEqual(t, calm, limit)
+	require.LessOrEqual(t, touched, 2*limit+(processes-1)*callers)
+	require.Positive(t, away, "the share")
+	first := slices.MinFunc(all, func(a, b faultlab.Span) int { return cmp.Compare(a.From, b.From) }).From
+	last := slices.MaxFunc(all, func(a, b faultlab.Span) int { return cmp.Compare(a.To, b.To) }).To
+	ran := time.Duration(last-first)*time.Microsecond - late.Stalls(100*time.Millisecond, first, last)
+	require.Greater(t, len(all), int(0.7*limit*ran.Seconds()/window.Seconds()))
 }

@@ -4,23 +4,21 @@
 -- KEYS[1]   the limiter's key, a string: sw1 epoch=E seen=T [back=B] [limit=L version=V] last:count last:count …, see codec.go
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   window, ARGV[3] resolution, in microseconds; the second divides the first
--- ARGV[4]   exact | approximate
--- ARGV[5]   limit, ARGV[12] its version: the newest is in force, and of two of one version the lower; 0: the state's, if it has one
--- ARGV[6]   time to live in milliseconds
--- ARGV[7]   deadline in microseconds of that clock, '' for none: after it the script does nothing
--- ARGV[8]   the epoch of a new state: a random integer
--- ARGV[9]   permits that the process has admitted
--- ARGV[10]  last:count … that it admitted earlier and could not report; '' for none
--- ARGV[11]  permits:times … requests to decide, in their order; '' for none
--- ARGV[13]  a limit that becomes the next version, '' for none
--- ARGV[14]  time:count … to refund, '' for none: in the sub-intervals of these times, to which all steps back of the clock (back=B) are added
--- ARGV[15]  the epoch of the state that they were admitted in; in another, nothing is refunded
--- ARGV[16]  1: ARGV[1] is never set back: if it is more than 2 s behind, the script does nothing
--- returns   clock and the time of the decision; the state, '' if there is none; how many of each of ARGV[11] were granted
+-- ARGV[4]   limit, ARGV[10] its version: the newest is in force, and of two of one version the lower; 0: the state's, if it has one
+-- ARGV[5]   time to live in milliseconds
+-- ARGV[6]   deadline in microseconds of that clock, '' for none: after it the script does nothing
+-- ARGV[7]   the epoch of a new state: a random integer
+-- ARGV[8]   last:count … that it admitted and could not report; '' for none
+-- ARGV[9]   permits:times … requests to decide, in their order; '' for none
+-- ARGV[11]  a limit that becomes the next version, '' for none
+-- ARGV[12]  time:count … to refund, '' for none: in the sub-intervals of these times, to which all steps back of the clock (back=B) are added
+-- ARGV[13]  the epoch of the state that they were admitted in; in another, nothing is refunded
+-- ARGV[14]  1: ARGV[1] is never set back: if it is more than 2 s behind, the script does nothing
+-- returns   clock and the time of the decision; the state, '' if there is none; how many of each of ARGV[9] were granted
 --           | late, clock | behind, how far | error CORRUPT or OVERFLOW; then nothing was written
 
 local MAX, MOST, LIMIT, PARTS, STANDSTILL, SIZE = 9007199254740992, 137438953472, 2147483648, 1441, 2000000, 65536
-local floor, ceil, max, fmt = math.floor, math.ceil, math.max, string.format
+local floor, max, fmt = math.floor, math.max, string.format
 
 local clock = ARGV[1]
 if clock ~= '' then
@@ -29,17 +27,17 @@ else
   local t = redis.call('TIME')
   clock = t[1] * 1000000 + t[2]
 end
-if ARGV[7] ~= '' and clock > tonumber(ARGV[7]) then return {'late', fmt('%.0f', clock)} end
-local window, resolution, exact, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'exact', tonumber(ARGV[5])
+if ARGV[6] ~= '' and clock > tonumber(ARGV[6]) then return {'late', fmt('%.0f', clock)} end
+local window, resolution, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local old = redis.call('GET', KEYS[1])
 local function corrupt() return redis.error_reply('CORRUPT ' .. fmt('%q', old:sub(1, 80)):gsub('[^%w%p ]', '?')) end
 
 -- The parts, oldest first: one for each sub-interval in which permits were admitted.
-local now, epoch, back, changed = clock, ARGV[8], 0, false
+local now, epoch, back, changed = clock, ARGV[7], 0, false
 local version = 0
 local index, last, count, text, n, sum = {}, {}, {}, {}, 0, 0
-local here, first
+local first
 
 local function push(l, c, t)
   local i = floor(l / resolution)
@@ -55,8 +53,7 @@ end
 
 local function at(time)
   now = time
-  here = floor(now / resolution)
-  first = here - window / resolution
+  first = floor(now / resolution) - window / resolution
 end
 
 if old then
@@ -73,15 +70,15 @@ if old then
   if l then
     l, v, rest = tonumber(l), tonumber(v), more
     if l < 1 or l > LIMIT or v < 1 or v > MAX then return corrupt() end
-    if v > tonumber(ARGV[12]) or v == tonumber(ARGV[12]) and l <= limit then limit, version = l, v end
+    if v > tonumber(ARGV[10]) or v == tonumber(ARGV[10]) and l <= limit then limit, version = l, v end
   end
   if b and (back < 1 or back > MAX) then return corrupt() end
   local shift = seen - clock
-  local behind = shift > STANDSTILL and ARGV[16] == '1'
+  local behind = shift > STANDSTILL and ARGV[14] == '1'
   if shift > STANDSTILL then -- the clock was set back: the counts move with it
     at(clock)
     back, changed = back + shift, true
-    if back > MAX then back, epoch = 0, ARGV[8] end
+    if back > MAX then back, epoch = 0, ARGV[7] end
   else
     shift = 0
     at(max(seen, clock))
@@ -100,28 +97,24 @@ else
   at(clock)
 end
 
-if version == 0 and ARGV[12] ~= '0' then
-  version, changed = tonumber(ARGV[12]), true
+if version == 0 and ARGV[10] ~= '0' then
+  version, changed = tonumber(ARGV[10]), true
 end
-if ARGV[13] ~= '' and version < MAX then
-  limit, version, changed = tonumber(ARGV[13]), version + 1, true
+if ARGV[11] ~= '' and version < MAX then
+  limit, version, changed = tonumber(ARGV[11]), version + 1, true
 end
 
 -- used returns the permits that count against the limit now.
 local function used()
   if n == 0 or index[1] ~= first then return sum end
-  if exact then
-    if last[1] < now - window then return sum - count[1] end
-    return sum
-  end
-  local share = ceil(((here + 1) * resolution - now) * 65536 / resolution)
-  return sum - count[1] + ceil(count[1] * share / 65536)
+  if last[1] < now - window then return sum - count[1] end
+  return sum
 end
 
-if ARGV[10] ~= '' then
+if ARGV[8] ~= '' then
   local all = {}
   for i = 1, n do all[i] = {last[i], count[i]} end
-  for l, c in ARGV[10]:gmatch('(%-?%d+):(%d+)') do
+  for l, c in ARGV[8]:gmatch('(%-?%d+):(%d+)') do
     all[#all + 1] = {math.min(now, tonumber(l)), tonumber(c)}
   end
   table.sort(all, function(a, b) return a[1] < b[1] end)
@@ -129,8 +122,8 @@ if ARGV[10] ~= '' then
   for i = 1, #all do push(all[i][1], all[i][2]) end
 end
 
-if epoch == ARGV[15] then
-  for t, c in ARGV[14]:gmatch('(%-?%d+):(%d+)') do
+if epoch == ARGV[13] then
+  for t, c in ARGV[12]:gmatch('(%-?%d+):(%d+)') do
     local at, j = tonumber(t) - back, 1
     local i = floor(at / resolution)
     while j <= n and index[j] < i do j = j + 1 end
@@ -154,9 +147,8 @@ local function add(c)
   end
 end
 
-add(tonumber(ARGV[9]))
 local granted = {}
-for permits, times in ARGV[11]:gmatch('(%d+):(%d+)') do
+for permits, times in ARGV[9]:gmatch('(%d+):(%d+)') do
   permits, times = tonumber(permits), tonumber(times)
   local fit = math.min(times, max(0, floor((limit - used()) / permits)))
   add(fit * permits)
@@ -173,6 +165,6 @@ if changed then
   if back > 0 then new = new .. fmt(' back=%.0f', back) end
   if version > 0 then new = new .. fmt(' limit=%.0f version=%.0f', limit, version) end
   new = new .. table.concat(text, '', 1, n)
-  redis.call('SET', KEYS[1], new, 'PX', ARGV[6])
+  redis.call('SET', KEYS[1], new, 'PX', ARGV[5])
 end
 return {fmt('%.0f %.0f', clock, now), new, table.concat(granted, ' ')}
