@@ -8,7 +8,15 @@ import "slices"
 type admitted struct {
 	counts     counts
 	unreported counts // the permits that Redis does not know
+	doubtful   *report
 	refunds    []part // to be sent to Redis; no longer in the counts
+}
+
+// report is permits that were sent to Redis, and that it may know, because the reply was lost: nil if there are none. They are sent with their
+// number until a reply comes. Redis remembers the number of the last report that it has counted, so it counts them once.
+type report struct {
+	number int64
+	parts  []part
 }
 
 // shift moves everything in time.
@@ -30,6 +38,12 @@ func (a *admitted) follow(r *rule, by int64) {
 		return
 	}
 	a.unreported.shift(r, by)
+	if d := a.doubtful; d != nil {
+		d.parts = slices.Clone(d.parts) // a batch has the others
+		for i := range d.parts {
+			d.parts[i].last += by
+		}
+	}
 	for i := range a.refunds {
 		a.refunds[i].last += by
 	}
@@ -54,8 +68,9 @@ func (a *admitted) refund(r *rule, at, n int64) {
 	}
 }
 
-// report removes and returns the parts to report. Permits that are refunded before they were reported are not reported at all.
-func (a *admitted) report(r *rule) []part {
+// report returns the report to send, or nil. number is that of a new one. Permits that are refunded before they were reported are not reported
+// at all.
+func (a *admitted) report(r *rule, number int64) *report {
 	refunds := a.refunds
 	a.refunds = nil
 	for _, p := range refunds {
@@ -63,28 +78,26 @@ func (a *admitted) report(r *rule) []part {
 			a.refunds = append(a.refunds, p)
 		}
 	}
-	parts := a.unreported.list()
-	a.unreported = counts{}
-	return parts
+	if a.doubtful == nil && a.unreported.size > 0 {
+		a.doubtful = &report{number, a.unreported.list()}
+		a.unreported = counts{}
+	}
+	return a.doubtful
 }
+
+// reported records the reply to a batch with the report: Redis has counted it.
+func (a *admitted) reported() { a.doubtful = nil }
 
 // owes reports whether there are permits or refunds in the window that Redis does not know.
 func (a *admitted) owes(r *rule, now int64) bool {
 	first := r.index(now) - r.parts
-	return a.unreported.size > 0 && r.index(a.unreported.at(a.unreported.size-1).last) >= first ||
-		slices.ContainsFunc(a.refunds, func(p part) bool { return r.index(p.last) >= first })
+	counts := func(p part) bool { return r.index(p.last) >= first }
+	return a.unreported.size > 0 && counts(*a.unreported.at(a.unreported.size - 1)) ||
+		a.doubtful != nil && slices.ContainsFunc(a.doubtful.parts, counts) || slices.ContainsFunc(a.refunds, counts)
 }
 
-// restore adds parts again that could not be reported.
-func (a *admitted) restore(r *rule, parts []part) {
-	if len(parts) > 0 {
-		parts = append(parts, a.unreported.list()...)
-		a.unreported.load(r, a.counts.seen, parts)
-	}
-}
-
-// lost handles the loss of the state in Redis: the refunds lapse, and everything must be reported but the parts that were reported
-// meanwhile.
+// lost handles the loss of the state in Redis: the refunds lapse, and everything must be reported but the parts that the new state has been
+// told.
 func (a *admitted) lost(r *rule, told []part) {
 	a.refunds = nil
 	a.unreported.load(r, a.counts.seen, without(r, a.counts.list(), told))

@@ -18,16 +18,17 @@ const maxBatch = 1024
 
 // flight is a batch.
 type flight struct {
-	calls      []*call
-	asked      []ask  // runs of equal calls that Redis decides
-	unreported []part // permits admitted earlier, reported late
-	refunds    []part // permits to refund
-	limit      int64  // to be set; 0 if none
-	args       []string
-	sent       int64         // by the coordinator's clock
-	began      time.Duration // by clock.Mono
-	granted    []int64
-	at         int64 // when it was decided, by the server's clock
+	calls   []*call
+	asked   []ask   // runs of equal calls that Redis decides
+	report  *report // permits admitted earlier; nil if there are none
+	refunds []part  // permits to refund
+	limit   int64   // to be set; 0 if none
+	args    []string
+	keys    int           // of args
+	sent    int64         // by the coordinator's clock
+	began   time.Duration // by clock.Mono
+	granted []int64
+	at      int64 // when it was decided, by the server's clock
 }
 
 // ask is a number of calls for n permits each.
@@ -49,6 +50,14 @@ func (b *flight) add(q *call) {
 	}
 }
 
+// told returns the permits that the batch reports.
+func (b *flight) told() []part {
+	if b.report == nil {
+		return nil
+	}
+	return b.report.parts
+}
+
 // source is the batch.Source of a coordinator.
 type source struct {
 	batch.Place
@@ -66,7 +75,8 @@ func (s *source) Depart() (*flight, time.Time, bool) {
 
 // mustReport reports whether Redis lacks permits or refunds of this process and can be sent them. mu must be held.
 func (c *coordinator) mustReport() bool {
-	return (c.admitted.unreported.size > 0 || len(c.admitted.refunds) > 0) && !c.redis.broken && !c.redis.down()
+	a := &c.admitted
+	return (a.unreported.size > 0 || a.doubtful != nil || len(a.refunds) > 0) && !c.redis.broken && !c.redis.down()
 }
 
 // build returns the next batch, or nil if there is nothing to send. mu must be held.
@@ -95,16 +105,16 @@ func (c *coordinator) build() *flight {
 		return nil
 	}
 	c.look = false
-	b.unreported = c.admitted.report(&c.rule)
+	b.report = c.admitted.report(&c.rule, 1+rand.Int64N(maxInteger))
 	if !c.redis.down() && !c.redis.broken { // else they may be lost, and could not be sent again
 		b.refunds, c.admitted.refunds = c.admitted.refunds, nil
 	}
-	b.args = c.arguments(b)
+	b.args, b.keys = c.arguments(b)
 	return b
 }
 
-// arguments returns the key and arguments of lua/apply.lua.
-func (c *coordinator) arguments(b *flight) []string {
+// arguments returns the keys and arguments of lua/apply.lua, and how many of them are keys.
+func (c *coordinator) arguments(b *flight) (args []string, keys int) {
 	r := &c.rule
 	at, deadline, steady, limit := "", "", "", ""
 	if c.server != nil {
@@ -128,13 +138,18 @@ func (c *coordinator) arguments(b *flight) []string {
 	for i := range refunds {
 		refunds[i].last += c.view.back
 	}
-	const grace = 60_000 // ms beyond the least time to live, for a server whose clock is set back
-	return []string{
-		c.key, at, decimal(r.window), decimal(r.resolution), decimal(c.limit.Load()),
-		decimal((r.window+r.resolution+standstill)/1000 + grace), deadline, decimal(1 + rand.Int64N(1<<40)),
-		strings.TrimPrefix(formatParts(b.unreported), " "), string(asked),
-		decimal(c.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(c.view.epoch), steady,
+	args, number, parts := []string{c.key}, "", ""
+	if b.report != nil {
+		args, number, parts = append(args, c.key+":"+c.process), decimal(b.report.number), strings.TrimPrefix(formatParts(b.report.parts), " ")
 	}
+	keys = len(args)
+	const grace = 60_000 // ms beyond the least time to live, for a server whose clock is set back
+	return append(args,
+		at, decimal(r.window), decimal(r.resolution), decimal(c.limit.Load()),
+		decimal((r.window+r.resolution+standstill)/1000+grace), deadline, decimal(1+rand.Int64N(1<<40)),
+		parts, string(asked),
+		decimal(c.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(c.view.epoch), steady, number,
+	), keys
 }
 
 // send runs the scripts of batches in a goroutine of c.trips.
@@ -144,7 +159,7 @@ func (c *coordinator) send(_ string, items []*batch.Item[*flight, []string]) { c
 func (c *coordinator) ask(client script.Client, items []*batch.Item[*flight, []string]) {
 	for _, i := range items {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
-		reply, err := applyScript.Run(ctx, client, 1, i.Batch.args...)
+		reply, err := applyScript.Run(ctx, client, i.Batch.keys, i.Batch.args...)
 		if err != nil {
 			err = c.explain(ctx, client, err)
 		}

@@ -119,6 +119,7 @@ func (r *bubbleRedis) run(cmd redis.Cmder) error {
 	if !ok { // a ping
 		return nil
 	}
+	keys := call.Args()[2].(int)
 	var args []string
 	for _, a := range call.Args()[3:] {
 		args = append(args, *a.(*string))
@@ -126,14 +127,17 @@ func (r *bubbleRedis) run(cmd redis.Cmder) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.scripts++
-	args[0] = r.key(args[0])
-	if args[1] == "" {
-		args[1] = decimal(time.Now().UnixMicro())
+	for i := range keys {
+		args[i] = r.key(args[i])
 	}
-	args[5] = decimal(time.Hour.Milliseconds())
+	rest := args[keys:]
+	if rest[0] == "" {
+		rest[0] = decimal(time.Now().UnixMicro())
+	}
+	rest[4] = decimal(time.Hour.Milliseconds())
 	var reply []string
 	var err error
-	server.do(func(c *redis.Client) { reply, err = applyScript.Run(ctx, c, 1, args...) })
+	server.do(func(c *redis.Client) { reply, err = applyScript.Run(ctx, c, keys, args...) })
 	if err == nil {
 		call.SetVal(reply)
 	}
@@ -173,6 +177,39 @@ func (r *bubbleRedis) get(key string) (state string) {
 		}
 	})
 	return state
+}
+
+// remove removes a state.
+func (r *bubbleRedis) remove(key string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key = r.key(key)
+	server.do(func(c *redis.Client) {
+		if err := c.Del(ctx, key).Err(); err != nil {
+			panic(err)
+		}
+	})
+}
+
+// bubbleWay is a client of its own of a server in a bubble.
+type bubbleWay struct {
+	to  *bubbleRedis
+	way atomic.Pointer[way]
+}
+
+func (r *bubbleWay) Process(ctx context.Context, cmd redis.Cmder) error {
+	run := func() error { return r.to.Process(ctx, cmd) }
+	if way := r.way.Load(); way != nil {
+		return (*way)(ctx, run)
+	}
+	return run()
+}
+
+// by sets the way of the commands from now on; nil is the shortest.
+func (r *bubbleWay) by(w way) {
+	if r.way.Store(&w); w == nil {
+		r.way.Store(nil)
+	}
 }
 
 // forget removes all states, as a server that was restarted without its data.

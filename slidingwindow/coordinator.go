@@ -4,6 +4,8 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
@@ -23,6 +25,7 @@ type coordinator struct {
 	*window
 	client   RedisClient
 	key      string
+	process  string       // the name of this process in the keys of its reports
 	server   func() int64 // see options
 	policy   policy
 	observer *Observer
@@ -60,7 +63,7 @@ func (c *coordinator) now() int64 {
 
 func newCoordinator(w *window, o *options, key string) *coordinator {
 	c := &coordinator{
-		window: w, client: o.client, key: key, server: o.server, observer: o.observer, version: o.version,
+		window: w, client: o.client, key: key, process: strconv.FormatUint(rand.Uint64(), 36), server: o.server, observer: o.observer, version: o.version,
 		policy: policy{timeout: o.timeout, failure: o.policy, local: o.local},
 		queue:  queue{most: o.waiters},
 	}

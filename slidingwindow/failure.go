@@ -26,7 +26,8 @@ const (
 // its share before.
 //
 // A process notices with a request that Redis is back. That request is still decided by the share, which may have more room than the window
-// in Redis. Then the process reports what it has admitted: within 2 s if it gets requests, within 45 s if not. In a window in which the
+// in Redis. Then the process reports what it has admitted: within 2 s if it gets requests, within 45 s if not. A report is counted once, even
+// if its reply is lost and it is sent again. In a window in which the
 // outage begins or ends, at most limit + (processes − 1) × permits are admitted.
 func LocalShare(permits int) FailurePolicy {
 	if permits < 1 { // encoded below the constants, so that New's error can name the value

@@ -133,7 +133,6 @@ func (c *coordinator) decideLocally(n, now int64) (v verdict, err error) {
 // fallBack begins or continues an outage. It decides the calls of a batch, which are settled, and all that are queued. mu must be held.
 func (c *coordinator) fallBack(b *flight, err error, now int64) (done []*call) {
 	c.redis.failed(err)
-	c.admitted.restore(&c.rule, b.unreported)
 	c.reportLater()
 	done = append(b.calls, c.queue.takeAll()...)
 	c.look = false

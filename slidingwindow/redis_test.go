@@ -108,7 +108,8 @@ func TestDifferential(t *testing.T) {
 				fits = append(fits, decimal(fit))
 			}
 
-			reply, err := applyScript.Run(ctx, client, 1, l.arguments(b)...)
+			args, keys := l.arguments(b)
+			reply, err := applyScript.Run(ctx, client, keys, args...)
 			require.NoError(rt, err)
 			require.Len(rt, reply, 3)
 			require.Equal(rt, fmt.Sprint(clock, " ", now), reply[0])
@@ -144,7 +145,8 @@ func TestDifferentialCorrupt(t *testing.T) {
 	good, bad := 0, 0
 	check := func(t require.TestingT, text string) {
 		require.NoError(t, client.Set(ctx, key, text, time.Minute).Err())
-		_, err := applyScript.Run(ctx, client, 1, l.arguments(&flight{})...)
+		args, keys := l.arguments(&flight{})
+		_, err := applyScript.Run(ctx, client, keys, args...)
 		_, ok := parse(text)
 		require.Equal(t, ok, err == nil, "%q: %v", text, err)
 		if ok {

@@ -55,7 +55,6 @@ func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 		for _, q := range b.calls {
 			q.err = err
 		}
-		c.admitted.restore(&c.rule, b.unreported)
 	}
 	return l
 }
@@ -100,7 +99,6 @@ func (c *coordinator) resend(b *flight, reply []string, received int64) (again b
 		return false, err
 	}
 	c.look = len(rest) == 0 && reply[0] == "late"
-	c.admitted.restore(&c.rule, b.unreported)
 	return true, nil
 }
 
@@ -120,8 +118,8 @@ func (c *coordinator) adoptReply(b *flight, reply []string, received int64) erro
 	}
 	k.counts.load(r, a.seen, a.parts)
 	own.advance(r, a.seen)
-	if k.server.Known() && a.epoch != k.epoch { // Redis has lost the state
-		own.lost(r, b.unreported)
+	if own.reported(); k.server.Known() && a.epoch != k.epoch { // Redis has lost the state
+		own.lost(r, b.told())
 	}
 	k.valid, k.epoch, k.back = true, a.epoch, a.back
 	k.server.Observe(a.clock, b.sent, received)

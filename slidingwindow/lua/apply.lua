@@ -2,18 +2,20 @@
 -- TestDifferential compares them. All numbers are integers below 2^53.
 --
 -- KEYS[1]   the limiter's key, a string: sw1 epoch=E seen=T [back=B] [limit=L version=V] last:count last:count …, see codec.go
+-- KEYS[2]   only with ARGV[8]: the epoch and the number of the last report of this process that was counted
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   window, ARGV[3] resolution, in microseconds; the second divides the first
 -- ARGV[4]   limit, ARGV[10] its version: the newest is in force, and of two of one version the lower; 0: the state's, if it has one
 -- ARGV[5]   time to live in milliseconds
 -- ARGV[6]   deadline in microseconds of that clock, '' for none: after it the script does nothing
 -- ARGV[7]   the epoch of a new state: a random integer
--- ARGV[8]   last:count … that it admitted and could not report; '' for none
+-- ARGV[8]   last:count … that it admitted and reports with ARGV[15]; '' for none. A report that was counted in this epoch is not counted again
 -- ARGV[9]   permits:times … requests to decide, in their order; '' for none
 -- ARGV[11]  a limit that becomes the next version, '' for none
 -- ARGV[12]  time:count … to refund, '' for none: in the sub-intervals of these times, to which all steps back of the clock (back=B) are added
 -- ARGV[13]  the epoch of the state that they were admitted in; in another, nothing is refunded
 -- ARGV[14]  1: ARGV[1] is never set back: if it is more than 2 s behind, the script does nothing
+-- ARGV[15]  the number of the report, '' without one
 -- returns   clock and the time of the decision; the state, '' if there is none; how many of each of ARGV[9] were granted
 --           | late, clock | behind, how far | error CORRUPT or OVERFLOW; then nothing was written
 
@@ -111,7 +113,8 @@ local function used()
   return sum
 end
 
-if ARGV[8] ~= '' then
+local report = KEYS[2] and epoch .. ' ' .. ARGV[15]
+if report and redis.call('GET', KEYS[2]) ~= report then
   local all = {}
   for i = 1, n do all[i] = {last[i], count[i]} end
   for l, c in ARGV[8]:gmatch('(%-?%d+):(%d+)') do
@@ -166,5 +169,6 @@ if changed then
   if version > 0 then new = new .. fmt(' limit=%.0f version=%.0f', limit, version) end
   new = new .. table.concat(text, '', 1, n)
   redis.call('SET', KEYS[1], new, 'PX', ARGV[5])
+  if report then redis.call('SET', KEYS[2], report, 'PX', ARGV[5]) end
 end
 return {fmt('%.0f %.0f', clock, now), new, table.concat(granted, ' ')}
