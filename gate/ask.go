@@ -27,13 +27,14 @@ func judge(ctx context.Context, a *Admission, err error) (*Admission, error) {
 	if err == nil && a == nil {
 		err = errNothing
 	}
-	if a != nil && (err != nil || !a.OK || ctx.Err() != nil) {
+	ended := ctx.Err() // read once: it may change at any time
+	if a != nil && (err != nil || !a.OK || ended != nil) {
 		a.Leave()
 	}
 	var long *tokenbucket.WaitError
 	switch {
-	case ctx.Err() != nil && (err != nil || a.OK):
-		return nil, ctx.Err()
+	case ended != nil && (err != nil || a.OK):
+		return nil, ended
 	case errors.As(err, &long) && errors.Is(long.Reason, context.DeadlineExceeded):
 		return &Admission{RetryAfter: sooner(ctx, long.Wait)}, nil
 	case err != nil:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/gate/gatetest"
 )
 
 func bursty(t *testing.T, rate float64, opts ...tokenbucket.Option) *tokenbucket.RateLimiter {
@@ -129,6 +130,38 @@ func TestAsk(t *testing.T) {
 	require.ErrorIs(t, err, tokenbucket.ErrNeverGranted, "longer than the gate's own timeout")
 	var none *gate.Admission
 	none.Leave()
+}
+
+// ending is a context that ends after it was looked at so many times.
+type ending struct {
+	context.Context
+	looks int
+}
+
+func (c *ending) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A call holds something if it begins, and nothing otherwise, whenever its context ends.
+func TestEndsMeanwhile(t *testing.T) {
+	for looks := range 5 {
+		for _, cost := range []int{1, 2} {
+			h := &gatetest.Holder{}
+			a, err := gate.AskN(&ending{t.Context(), looks}, costly{h}, "", cost)
+			require.Equal(t, err == nil, a != nil, "%d looks", looks)
+			require.Equal(t, err != nil, h.Released() == 1, "%d looks: %v", looks, err)
+		}
+	}
+}
+
+// costly is a gate whose calls may cost several permits.
+type costly struct{ *gatetest.Holder }
+
+func (g costly) EnterN(ctx context.Context, key string, _ int) (*gate.Admission, error) {
+	return g.Enter(ctx, key)
 }
 
 // RetryAfter of a call whose context is too short is never more than the wait, even if its deadline has passed meanwhile.
