@@ -25,7 +25,8 @@ import (
 // configuration) or by an interceptor outside this one. A retry by gRPC that gets no permit is not sent, and the call ends with the
 // *Error of that refusal, although the server may have received an earlier attempt. Retries by interceptors inside this one, closer to the
 // connection, take one each, too. To count attempts, the interceptor adds credentials to the call's options that send nothing, and that
-// contain those of the caller (grpc.PerRPCCredentials).
+// contain those of the caller (grpc.PerRPCCredentials). If an interceptor inside this one sets credentials, it replaces these: dial with
+// [CountAttempts] then. An attempt waits no longer than its own context lasts.
 func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	c, err := l.begin(ctx, method)
 	if err != nil {
@@ -38,9 +39,10 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	if err != nil {
 		return err
 	}
-	all := &attempts{call: c, req: req, admission: a}
+	c.cc = cc
+	all, ctx := c.attempts(req, a)
 	defer all.leave()
-	err = invoker(admitted(ctx, a), method, req, reply, cc, all.with(opts)...)
+	err = all.result(invoker(ctx, method, req, reply, cc, all.with(opts)...))
 	a = all.last()
 	c.heed(a, err)
 	c.settle(a, reply, err)
@@ -64,20 +66,21 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	if err != nil {
 		return nil, err
 	}
-	all := &attempts{call: c, admission: a}
+	c.cc = cc
+	all, ctx := c.attempts(nil, a)
 	opened := false
 	defer func() {
 		if !opened {
 			all.leave()
 		}
 	}()
-	stream, err := streamer(admitted(ctx, a), desc, cc, method, all.with(opts)...)
-	if err != nil {
+	stream, err := streamer(ctx, desc, cc, method, all.with(opts)...)
+	if err = all.result(err); err != nil {
 		c.heed(all.last(), err)
 		return nil, err
 	}
 	opened = true
-	return c.hold(stream, all, desc, cc), nil
+	return c.hold(stream, all, desc), nil
 }
 
 // heed holds back what the call has used, or the key's bucket, if the upstream asks for that.

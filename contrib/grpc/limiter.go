@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/go-tokenbucket/tokenbucket/gate"
@@ -35,6 +37,7 @@ type Limiter struct {
 	priority   PriorityFunc // nil if the context has it
 	messages   bool
 	logger     *slog.Logger
+	uncounted  sync.Once // the warning about calls whose attempts are not counted
 	err        error
 }
 
@@ -141,6 +144,7 @@ type call struct {
 	*Limiter
 	ctx         context.Context
 	method, key string
+	cc          *grpc.ClientConn // of a client
 }
 
 var errNotMade = errors.New("the Limiter was not made by New")

@@ -25,17 +25,16 @@ func (s *clientStream) Context() context.Context {
 	return admitted(s.ClientStream.Context(), s.attempts.last())
 }
 
-// hold returns the stream with an admission that ends when either side ends the stream.
-func (c *call) hold(stream grpc.ClientStream, all *attempts, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
-	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: all.leave, attempts: all}
-	if !all.last().Holds() {
-		return s
-	}
+// hold returns the stream with an admission that ends when either side ends the stream. That of the first attempt may hold nothing, and that of
+// a later one a place.
+func (c *call) hold(stream grpc.ClientStream, all *attempts, desc *grpc.StreamDesc) *clientStream {
+	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, attempts: all}
 	ctx, cancel := context.WithCancel(c.ctx)
 	s.leave = func() {
 		cancel()
 		all.leave()
 	}
+	cc := c.cc
 	if cc == nil {
 		context.AfterFunc(ctx, all.leave)
 		return s
@@ -50,7 +49,7 @@ func (c *call) hold(stream grpc.ClientStream, all *attempts, desc *grpc.StreamDe
 
 // RecvMsg returns the stream's status at its end, and again with every further call.
 func (s *clientStream) RecvMsg(m any) error {
-	err := s.ClientStream.RecvMsg(m)
+	err := s.attempts.result(s.ClientStream.RecvMsg(m))
 	if err == nil && !s.single {
 		return nil
 	}
@@ -64,7 +63,7 @@ func (s *clientStream) RecvMsg(m any) error {
 
 // SendMsg ends the stream if it fails.
 func (s *clientStream) SendMsg(m any) error {
-	err := s.ClientStream.SendMsg(m)
+	err := s.attempts.result(s.ClientStream.SendMsg(m))
 	if err != nil {
 		s.leave()
 	}
@@ -74,6 +73,7 @@ func (s *clientStream) SendMsg(m any) error {
 // Header returns no metadata if the stream has ended without any.
 func (s *clientStream) Header() (metadata.MD, error) {
 	md, err := s.ClientStream.Header()
+	err = s.attempts.result(err)
 	if md == nil || err != nil {
 		s.leave()
 	}
