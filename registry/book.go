@@ -8,8 +8,7 @@ type book struct {
 
 // entryOf returns the entry that decides about a name: of the row with that name, or of the longest row that matches it; nil if there is
 // none. If the row has a bucket for each key, it is the entry of the key.
-func (r *Registry) entryOf(name string) *entry {
-	b := r.limits.Load()
+func (r *Registry) entryOf(b *book, name string) *entry {
 	e := b.rows[name]
 	if e == nil {
 		if e = b.wide.find(name); e == nil {

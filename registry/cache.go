@@ -11,6 +11,8 @@ type cache struct {
 	most int
 	name func(string) string // returns the bucket's name for a caller's name
 
+	dropped func(map[string]*entry) // is called in a goroutine of its own: calls may wait by them
+
 	mu       sync.RWMutex
 	new, old map[string]*entry
 }
@@ -41,6 +43,9 @@ func (c *cache) get(name string, limit *Limit) *entry {
 func (c *cache) put(e *entry) {
 	delete(c.old, e.limit.Name)
 	if c.new == nil || len(c.new) >= c.most/2 {
+		if len(c.old) != 0 {
+			go c.dropped(c.old)
+		}
 		c.new, c.old = map[string]*entry{}, c.new
 	}
 	c.new[e.limit.Name] = e

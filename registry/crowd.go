@@ -111,6 +111,9 @@ func (c *crowd) end(ctx context.Context) (resume func()) {
 	}
 	c.waiting = nil
 	c.mu.Unlock()
+	if len(movers) == 0 {
+		return func() {}
+	}
 	slices.SortFunc(movers, func(a, b mover) int { return cmp.Or(a.began.Compare(b.began), cmp.Compare(a.number, b.number)) })
 	var giving sync.WaitGroup
 	for _, v := range slices.Backward(movers) {

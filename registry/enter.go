@@ -62,7 +62,9 @@ func (r *Registry) enter(ctx context.Context, name string, cost int) (*gate.Admi
 // enterRate implements Enter for a row that has a rate only.
 func (r *Registry) enterRate(ctx context.Context, f *found, cost int, v *visit) (*gate.Admission, error) {
 	crowd := f.entry.waiting()
-	crowd.find(v)
+	if crowd.find(v); !r.isInForce(f) {
+		return nil, tokenbucket.ErrSuperseded
+	}
 	wait := f.entry.wait
 	if v.number != 0 { // it has waited by another row
 		wait = max(0, wait-v.waited())
@@ -112,7 +114,9 @@ func (r *Registry) enterBounded(ctx context.Context, name string, f *found, cost
 		call.Wait, call.PlaceWait = max(0, call.Wait-v.waited()), max(0, call.PlaceWait-v.waited())
 	}
 	crowd := f.entry.waiting()
-	crowd.find(v)
+	if crowd.find(v); !r.isInForce(f) {
+		return nil, tokenbucket.ErrSuperseded
+	}
 	within, give := context.WithCancelCause(ctx)
 	defer give(nil)
 	if v.give = give; !crowd.join(v) {

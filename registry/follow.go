@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
@@ -70,15 +71,17 @@ type follower struct {
 // Rule implements tokenbucket.Rules.
 func (f follower) Rule() tokenbucket.Rule {
 	of, err := f.find(f.name)
-	switch {
-	case err != nil:
-		return tokenbucket.Rule{Err: err}
-	case of.limiter != nil:
-		return tokenbucket.Rule{Limiter: of.limiter}
-	case of.pass:
-		return tokenbucket.Rule{Watch: f.watch(&of)}
+	for err == nil && of.limiter == nil {
+		var rule tokenbucket.Rule
+		if rule.Watch = f.watch(&of).current(); !of.pass {
+			rule.Err = &RefusedError{f.name, of.by}
+		}
+		before := of
+		if of, err = f.find(f.name); of.entry == before.entry && of.by == before.by { // so a change from now on is one that the watch is for
+			return rule
+		}
 	}
-	return tokenbucket.Rule{Err: &RefusedError{f.name, of.by}, Watch: f.watch(&of)}
+	return tokenbucket.Rule{Limiter: of.limiter, Err: err}
 }
 
 // Repair implements tokenbucket.Rules.
@@ -91,15 +94,37 @@ func (f follower) Repair(ctx context.Context, l *tokenbucket.RateLimiter, cause 
 	return err
 }
 
+// watch is for the calls of groups that wait while a rule without a limiter is in force. The zero value is ready for use.
+type watch struct {
+	now atomic.Pointer[tokenbucket.Watch] // nil if no call has asked for it since the last change
+}
+
+// current returns what is told of the next change.
+func (w *watch) current() *tokenbucket.Watch {
+	for {
+		if now := w.now.Load(); now != nil {
+			return now
+		}
+		w.now.CompareAndSwap(nil, new(tokenbucket.Watch))
+	}
+}
+
+// changed lets the calls that wait be decided by the rules in force.
+func (w *watch) changed() {
+	if w.now.Load() != nil {
+		w.now.Swap(nil).Changed()
+	}
+}
+
 // watch returns the watch of a rule without a limiter.
-func (r *Registry) watch(f *found) *tokenbucket.Watch {
+func (r *Registry) watch(f *found) *watch {
 	switch {
 	case f.by == gate.BySwitch:
-		return nil // all names pass, so no group waits
+		return &r.off
 	case f.entry != nil:
 		return &f.entry.watch
 	}
-	return r.unlisted.Load()
+	return &r.unlisted
 }
 
 // handOver lets the calls that wait be decided by the rows of a load. before is nil for the first one.
@@ -107,32 +132,32 @@ func (r *Registry) handOver(ctx context.Context, before, after *book) {
 	if before == nil {
 		return
 	}
-	for name, was := range before.rows {
-		if e := after.rows[name]; e != was {
-			r.supersede(ctx, was, e)
+	fresh, split := false, map[*entry]bool{} // split: some of their names have a row of their own now
+	for name := range after.rows {
+		if before.rows[name] == nil {
+			fresh = true
+			split[before.wide.find(strings.TrimSuffix(name, "*"))] = true
 		}
 	}
-	fresh := false
-	for name := range after.rows {
-		if before.rows[name] != nil {
-			continue
-		}
-		fresh = true
-		if e := before.wide.find(strings.TrimSuffix(name, "*")); e != nil && after.rows[e.limit.Name] == e {
-			r.supersede(ctx, e, e) // some of its names have a row of their own now
+	for name, was := range before.rows {
+		by := after.rows[name]
+		was.over.Store(by != was)
+		switch {
+		case split[was]:
+			r.supersede(ctx, was, nil)
+		case by != was:
+			r.supersede(ctx, was, by)
 		}
 	}
 	if fresh {
 		r.unnamed.all(func(e *entry) { r.supersede(ctx, e, nil) })
-		r.unlisted.Swap(new(tokenbucket.Watch)).Changed()
+		r.unlisted.changed()
 	}
 }
 
-// supersede ends the waits of an entry's calls, because another is in force; nil if none is known. They are decided by the rows in force.
+// supersede ends the waits of an entry's calls. They are decided by another entry; by is nil if that depends on their names.
 func (r *Registry) supersede(ctx context.Context, was, by *entry) {
-	if was != by {
-		was.watch.Changed()
-	}
+	was.watch.changed()
 	r.supersedeEntry(ctx, was, by)
 	if !was.limit.PerKey {
 		return
@@ -140,14 +165,20 @@ func (r *Registry) supersede(ctx context.Context, was, by *entry) {
 	r.keys.all(func(key *entry) {
 		switch {
 		case key.of != was:
-		case by == was:
-			r.supersedeEntry(ctx, key, key)
 		case by != nil && by.limit.PerKey && by.limits():
 			r.supersedeEntry(ctx, key, r.keys.of(by, key.limit.Name))
 		default:
 			r.supersedeEntry(ctx, key, nil)
 		}
 	})
+}
+
+// drop ends the waits of the calls of entries that a cache has dropped. They find entries of their own again.
+func (r *Registry) drop(entries map[string]*entry) {
+	for _, e := range entries {
+		e.over.Store(true)
+		r.supersedeEntry(r.ctx, e, nil)
+	}
 }
 
 // waiting returns the calls of Enter that wait by the entry's limiter.
@@ -221,7 +252,7 @@ func (r *Registry) limiterOf(e *entry) (*tokenbucket.RateLimiter, error) {
 // lookAtSwitch is the time between two looks at the switch for the sake of the calls that wait.
 const lookAtSwitch = 50 * time.Millisecond
 
-// passWaiting lets the calls that wait pass when the switch is off, until Close.
+// passWaiting lets the calls that wait pass when the switch is off, and those of groups know when it is on again, until Close.
 func (r *Registry) passWaiting() {
 	ticker := time.NewTicker(lookAtSwitch)
 	defer ticker.Stop()
@@ -231,6 +262,7 @@ func (r *Registry) passWaiting() {
 			switch {
 			case r.sw.Enabled():
 				looks = -1
+				r.off.changed()
 			case looks < 2 || looks%32 == 0: // again and again: a call may have found the switch on, and begun to wait since
 				r.recallAll()
 			}

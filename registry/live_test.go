@@ -23,7 +23,8 @@ type scene struct {
 	sw     *killswitch.Local
 	limits *registry.Registry
 	began  time.Time
-	places bool // rows have places, too
+	places bool                 // rows have places, too
+	opts   []tokenbucket.Option // of limiters beside the rows'
 
 	mu    sync.Mutex
 	fates []fate

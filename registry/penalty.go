@@ -55,7 +55,7 @@ func (p Penalty) Covers(status int, byDefault bool) bool {
 // Penalty returns the penalty of the row that decides about a name. own reports whether the name has its bucket alone, rather than with
 // other names that the row matches.
 func (r *Registry) Penalty(name string) (p Penalty, own bool) {
-	e := r.entryOf(name)
+	e := r.entryOf(r.limits.Load(), name)
 	switch {
 	case e == nil:
 		return PenaltyDefault, !r.callers.shares("", name)

@@ -60,7 +60,8 @@ func (r *Registry) ofKey(e *entry, name string) *entry {
 	return r.keys.of(e, bucket)
 }
 
-// of returns the entry of a row's key, by the name of its bucket. After a change of the row it makes a new entry.
+// of returns the entry of a row's key, by the name of its bucket. After a change of the row it makes a new entry. That of a row which is no longer in
+// force is not kept.
 func (c *cache) of(row *entry, bucket string) *entry {
 	c.mu.RLock()
 	e := c.new[bucket]
@@ -76,6 +77,9 @@ func (c *cache) of(row *entry, bucket string) *entry {
 	if e == nil || e.of != row {
 		e = &entry{limit: row.limit, version: row.version, wait: row.wait, of: row}
 		e.limit.Name = strings.Clone(bucket)
+		if row.over.Load() {
+			return e
+		}
 	}
 	c.put(e)
 	return e

@@ -35,7 +35,8 @@ type Registry struct {
 	unnamed cache // limiters of names without a row
 	keys    cache // limiters of the keys of rows (Limit.PerKey)
 
-	unlisted atomic.Pointer[tokenbucket.Watch] // of names without an entry; replaced when rows are new
+	unlisted watch // of names without an entry: rows are new
+	off      watch // of all names: the switch is on again
 
 	callers callers
 	past    past
@@ -93,7 +94,8 @@ type entry struct {
 	follower  atomic.Pointer[tokenbucket.RateLimiter] // of the row's name; nil before it is given away
 	crowd     crowd                                   // the calls of Enter that wait; see waiting
 	with      *crowd                                  // the crowd of an earlier entry with the same limiter; nil if there is none
-	watch     tokenbucket.Watch                       // for groups that wait while no limiter is in force
+	watch     watch                                   // while no limiter is in force
+	over      atomic.Bool                             // another is in force in place of it, or a cache has dropped it: it is never found again
 	slot      *admission.Slot                         // nil if the row has a rate only
 	disputed  int                                     // consecutive loads that found another configuration in force in the bucket
 	replaced  time.Time                               // when a bucket of the other kind was last reset; guarded by kinds
@@ -129,10 +131,10 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
-	r.unlisted.Store(new(tokenbucket.Watch))
 	r.lost.policy = r.lossPolicy
 	r.admissions.Log, r.admissions.Bypassed = r.log, r.bypass
 	r.unnamed.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
+	r.unnamed.dropped, r.keys.dropped = r.drop, r.drop
 	r.callers = callers{most: r.maxKeys, seed: maphash.MakeSeed(), log: r.log}
 	if r.unnamed.name = r.unnamedBucket; r.parts {
 		r.unnamed.name = unique
@@ -272,19 +274,37 @@ func (r *Registry) Reset(ctx context.Context, name string) error {
 
 // found has the limit that decides about the calls of a name.
 type found struct {
+	book    *book
 	entry   *entry // nil if the name has neither a row nor a limit by Default
 	limiter *tokenbucket.RateLimiter
 	by      gate.Decider
 	pass    bool // whether calls pass if limiter is nil
 }
 
-// find returns the limit that decides about the calls of a name, and makes its limiter if there is none yet.
+// find returns the limit that decides about the calls of a name, and makes its limiter if there is none yet. Calls that wait by it are told when
+// another one is in force.
 func (r *Registry) find(name string) (found, error) {
+	for {
+		b := r.limits.Load()
+		f, err := r.findIn(b, name)
+		if f.book = b; err != nil || r.isInForce(&f) {
+			return f, err
+		}
+	}
+}
+
+// isInForce reports whether no load has ended since find, and the entry is not dropped. From then on, a change ends the waits of its calls.
+func (r *Registry) isInForce(f *found) bool {
+	return r.limits.Load() == f.book && (f.entry == nil || !f.entry.over.Load())
+}
+
+// findIn implements find for the rows of a load.
+func (r *Registry) findIn(b *book, name string) (found, error) {
 	if r.sw != nil && !r.sw.Enabled() {
 		return found{by: gate.BySwitch, pass: true}, nil
 	}
 	by, otherwise := gate.ByLimit, (*Otherwise)(nil)
-	e := r.entryOf(name)
+	e := r.entryOf(b, name)
 	switch {
 	case e == nil:
 		by, otherwise = gate.ByUnknown, &r.unknown
