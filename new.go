@@ -75,6 +75,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	}
 	if h := e.Coordinator.Health; h != nil {
 		h.Logger.Set(o.logger)
+		h.Uses(o.policy.String())
 	}
 	if o.observer != nil {
 		l.observe(o.observer)

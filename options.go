@@ -295,7 +295,7 @@ func WithShadow() Option {
 
 // WithLogger sets the logger. The limiter logs at Warn that an outage of its store has begun, that the instances of a [LocalShare] cannot be
 // counted, and that two configurations have the same version. It logs at Info that an outage has ended. Each message is logged when the
-// condition begins, not with every call. Limiters of one store share its outages and its count, which are logged once, by the logger that
+// condition begins, not with every call; that of an outage, which names the failure policy, every minute while it lasts. Limiters of one store share its outages and its count, which are logged once, by the logger that
 // was set last. While a handler blocks on the message of an outage, the store is not probed. Default: slog.Default() at the time of
 // logging.
 func WithLogger(l *slog.Logger) Option {

@@ -185,6 +185,7 @@ func (l *RateLimiter) forPriority(p Priority, k *kin) *RateLimiter {
 	e.Logger.Set(logger)
 	if h := e.Coordinator.Health; h != nil && h != from.Coordinator.Health { // outages are counted for each coordinator
 		h.Logger.Set(logger)
+		h.Uses(l.policy.String())
 		other.observeHealth()
 	}
 	return other

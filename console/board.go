@@ -17,6 +17,7 @@ import (
 type board struct {
 	source Source
 	rows   func() []registry.Limit // the configured limits; may be nil
+	here   func() Here
 	feed   *feed
 
 	mu     sync.Mutex
@@ -46,7 +47,7 @@ const (
 )
 
 func newBoard(source Source, rows func() []registry.Limit, beat time.Duration) *board {
-	b := &board{source: source, rows: rows, rounds: make(chan struct{}), sparks: map[string][]float64{}}
+	b := &board{source: source, rows: rows, here: func() Here { return Here{} }, rounds: make(chan struct{}), sparks: map[string][]float64{}}
 	b.feed = &feed{beat: beat, linger: linger, read: b.read, ended: b.forget}
 	return b
 }
@@ -119,6 +120,9 @@ func (b *board) look(ctx context.Context) (*view, error) {
 		b.last = b.last[1:]
 	}
 	v := newView(b.last[0], now)
+	if v.here = b.here(); v.here.Switch != nil {
+		v.sw = v.here.Switch
+	}
 	b.used = v.remembered(b.used)
 	v.used = b.used
 	if b.rows != nil {
@@ -146,7 +150,8 @@ func (b *board) read(ctx context.Context) (change []byte, whole func() []byte) {
 	b.rounds = make(chan struct{})
 	b.mu.Unlock()
 	if err != nil {
-		return event("lost", must(json.Marshal(lost(err)))), nil
+		here := b.here()
+		return event("lost", must(json.Marshal(here.lost(err)))), nil
 	}
 	return b.frames(v)
 }

@@ -21,6 +21,9 @@ type Config struct {
 	Source Source
 	// Rows returns the limits that should be in force; may be nil. Those that no instance reports are shown, too.
 	Rows func() []registry.Limit
+	// Here returns what the process that serves the console knows about itself; may be nil. The pages show that, too, since an
+	// instance cannot publish while Redis is full or away. It is called once per beat, and for each page while the Source fails.
+	Here func() Here
 	// Editor changes rows. If nil, the pages cannot change any.
 	Editor Editor
 	// Penalize holds a bucket back, Reset drops its state, and Turn turns the switch, for the whole fleet. The pages do not
@@ -44,6 +47,22 @@ type Config struct {
 	StreamTime time.Duration
 	// Log records changes and failed sign-ins; slog.Default() if nil.
 	Log *slog.Logger
+}
+
+// Here is what a process knows about itself.
+type Here struct {
+	// Problems in words, one a line.
+	Problems []string
+	// Switch as the process has read it; nil if it has none.
+	Switch *fleet.Switch
+}
+
+// problems returns the problems of the process itself.
+func (h *Here) problems() (all []problem) {
+	for _, text := range h.Problems {
+		all = append(all, problem{Text: "This instance: " + text})
+	}
+	return all
 }
 
 // Console is an http.Handler; New makes one. All methods may be called concurrently.
@@ -110,6 +129,9 @@ func New(config Config) (*Console, error) {
 	c := &Console{config: config, auth: auth, closed: make(chan struct{}), feeds: map[string]*feed{}, signIns: signIns}
 	c.close = sync.OnceFunc(func() { close(c.closed) })
 	c.board = newBoard(config.Source, config.Rows, config.Beat)
+	if config.Here != nil {
+		c.board.here = config.Here
+	}
 	c.routes()
 	return c, nil
 }

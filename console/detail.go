@@ -354,7 +354,7 @@ func (b *readBudget) take(now time.Time, beat time.Duration) bool {
 func (c *Console) readLimit(ctx context.Context, name string) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
-		return event("lost", must(json.Marshal(lost(err))))
+		return c.lost(err)
 	}
 	d := v.detail(name)
 	switch source, ok := c.config.Source.(Buckets); {

@@ -147,7 +147,7 @@ func (c *Console) healthPage(w http.ResponseWriter, r *http.Request) {
 func (c *Console) healthFrame(ctx context.Context) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
-		return event("lost", must(json.Marshal(lost(err))))
+		return c.lost(err)
 	}
 	return event("health", must(json.Marshal(c.readHealth(ctx, v))))
 }

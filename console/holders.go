@@ -104,7 +104,7 @@ func (c *Console) holdersPage(w http.ResponseWriter, r *http.Request) {
 func (c *Console) holdersFrame(ctx context.Context) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
-		return event("lost", must(json.Marshal(lost(err))))
+		return c.lost(err)
 	}
 	return event("holders", must(json.Marshal(v.holders())))
 }

@@ -100,7 +100,8 @@ func (c *Console) look(r *http.Request, p *page) *view {
 	defer cancel()
 	v, err := c.board.now(ctx)
 	if err != nil {
-		p.Problems = []problem{{Text: lost(err)}}
+		here := c.board.here()
+		p.Problems = append(here.problems(), problem{Text: lost(err)})
 		return nil
 	}
 	p.Problems = v.problems()
@@ -113,9 +114,20 @@ func (c *Console) look(r *http.Request, p *page) *view {
 func (c *Console) problemsFrame(ctx context.Context) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
-		return event("lost", must(json.Marshal(lost(err))))
+		return c.lost(err)
 	}
 	return event("problems", must(json.Marshal(v.problems())))
+}
+
+// lost returns the event that the state of the fleet cannot be read.
+func (c *Console) lost(err error) []byte {
+	here := c.board.here()
+	return event("lost", must(json.Marshal(here.lost(err))))
+}
+
+// lost describes that the state of the fleet cannot be read, and the problems of the process itself.
+func (h *Here) lost(err error) string {
+	return strings.Join(append([]string{lost(err)}, h.Problems...), " This instance: ")
 }
 
 func lost(err error) string {

@@ -18,7 +18,8 @@ type view struct {
 	at           time.Time
 	limits       []limit // sorted by name, without duplicates
 	instances    []instance
-	sw           *fleet.Switch   // as the living instance with the newest reading has it; nil if there is no switch
+	sw           *fleet.Switch // as the living instance with the newest reading has it; nil if there is no switch
+	here         Here
 	lastSwitch   *fleet.Instance // the silent instance that read the switch last; nil if there is none
 	rejected     []fleet.Rejected
 	skipped      []string

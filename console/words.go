@@ -28,7 +28,7 @@ type problem struct {
 
 // problems returns the problems of the fleet, in words.
 func (v *view) problems() []problem {
-	all := []problem{}
+	all := append([]problem{}, v.here.problems()...)
 	add := func(text string) { all = append(all, problem{Text: text}) }
 	if v.sw != nil && v.sw.Off {
 		add("The switch is off: every call passes" + v.switchedOffBy() + ".")

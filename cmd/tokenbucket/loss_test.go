@@ -60,8 +60,8 @@ func TestTableIsLost(t *testing.T) {
 		require.Contains(t, confirm(exitBroken), "nothing to confirm")
 
 		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf WHERE name <> '/01'")
-		one.reports(t, "limits: 16 of 17 are gone from the table since ", "16 of 17 limits are gone from the table since ", `gone=16 of=17`)
-		one.becomes(t, http.StatusOK, "and no longer in force: /02, /03, /04, /05, /06, …; confirm the loss")
+		one.reports(t, "16 of 17 limits are gone from the table, and ", "16 of 17 limits are gone from the table since ", `gone=16 of=17`)
+		one.becomes(t, http.StatusOK, ": /02, /03, /04, /05, /06, …; confirm the loss")
 		m := one.scrape(t)
 		require.Equal(t, []float64{16, 17, 1, 0}, []float64{value(m, "tokenbucket_gateway_limits_lost"), value(m, "tokenbucket_gateway_limits_before_loss"),
 			value(m, "tokenbucket_gateway_limits"), value(m, "tokenbucket_gateway_limits_held")})
@@ -70,7 +70,7 @@ func TestTableIsLost(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, json.Unmarshal([]byte(text), &s))
 		require.Equal(t, []any{17, 16, false}, []any{s.Loads.Loss.Before, s.Loads.Loss.Gone, s.Loads.Loss.Held})
-		two.becomes(t, http.StatusOK, "limits: 16 of 17")
+		two.becomes(t, http.StatusOK, "16 of 17 limits")
 		shows(t, one.admin+"/console/", "as 2 instances report")
 		require.Contains(t, confirm(exitOK), "confirmed: every gateway has applied it")
 		for _, p := range []*process{one, two} {
@@ -81,8 +81,8 @@ func TestTableIsLost(t *testing.T) {
 		}
 
 		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf")
-		one.reports(t, "limits: none", "There are no limits", "there are no limits")
-		one.becomes(t, http.StatusOK, "limits: 1 of 1 are gone")
+		one.reports(t, "there are no limits", "There are no limits", "there are no limits")
+		one.becomes(t, http.StatusOK, "1 of 1 limits are gone")
 		fillTable(t, table, 17)
 		one.waitFor(t, "the limits that were gone from the table are back")
 		eventually(t, func() error {
@@ -160,7 +160,7 @@ func TestLossIsConfirmedAtTheConsole(t *testing.T) {
 	status, said, err := ask("POST", console+"api/confirm", pageToken.FindStringSubmatch(page)[1], `{"why":"they have moved"}`)
 	require.NoError(t, err)
 	require.Equal(t, 200, status, said)
-	p.becomes(t, http.StatusOK, "limits: none")
+	p.becomes(t, http.StatusOK, "there are no limits")
 	p.waitFor(t, `by=ann why="they have moved"`)
 	require.Equal(t, map[int]int{http.StatusOK: 8}, p.calls(t, "/a"))
 	shows(t, console, "There are no limits")
@@ -186,8 +186,7 @@ func TestSwitchCannotBeRead(t *testing.T) {
 	_, ready := p.readiness()
 	require.NotContains(t, ready, "switch")
 	execSQL(t, db, "ALTER TABLE t_ratelimite_switch RENAME TO elsewhere")
-	p.becomes(t, http.StatusOK, "switch: cannot be read for ")
-	p.becomes(t, http.StatusOK, "so it stays on: ")
+	p.becomes(t, http.StatusOK, "the switch cannot be read, so it stays on: limits apply; for ")
 	execSQL(t, db, "ALTER TABLE elsewhere RENAME TO t_ratelimite_switch")
 	eventually(t, func() error {
 		if _, ready := p.readiness(); strings.Contains(ready, "switch") {
@@ -258,7 +257,7 @@ func TestWhoDidIt(t *testing.T) {
 	shows(t, console, "penalised")
 
 	do("switch", `{"on":false,"why":"incident 7"}`)
-	p.becomes(t, http.StatusOK, ", by ann: incident 7: every call passes")
+	p.becomes(t, http.StatusOK, "the switch is off: every call passes; for ")
 	for _, page := range []string{"", "health", "holders", "limit?name=%2Fa"} {
 		shows(t, console+page, "The switch is off: every call passes (by ann: incident 7).")
 	}

@@ -169,7 +169,7 @@ func TestMetrics(t *testing.T) {
 	require.Regexp(t, `level=INFO msg="an upstream's Retry-After penalizes a bucket, so the fleet sends no call of it until then" key=/busy retryAfter=30s until=\S+ times=1`, p.out.String())
 
 	execSQL(t, db, "INSERT INTO t_ratelimite_switch (name, enabled) VALUES ('global', 0)")
-	p.becomes(t, http.StatusOK, "switch: off")
+	p.becomes(t, http.StatusOK, "the switch is off")
 	p.calls(t, "/a")
 	m = p.scrape(t)
 	require.Zero(t, value(m, "tokenbucket_gateway_switch_on"))

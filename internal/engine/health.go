@@ -21,23 +21,36 @@ type Health struct {
 	*outage.Monitor
 	Logger logger.Logger
 
+	group    *outage.Group
 	everyone iter.Seq[*Coordinator]
+	policy   atomic.Pointer[string] // of the limiters, for the log
 
 	// longest is the longest store timeout of the coordinators. A probe is given that time, so that a limiter with a short timeout does not
 	// cause an outage for the others.
 	longest atomic.Int64
 
-	mu   sync.Mutex
-	last weak.Pointer[Coordinator] // the last one that needed the store
+	mu       sync.Mutex                // guards the fields below
+	last     weak.Pointer[Coordinator] // the last one that needed the store
+	reminder *time.Timer               // of the last outage
 }
 
 // NewHealth returns a monitor. group counts the outages of all buckets of the store. away reports whether an error means that the store is
 // unavailable. everyone yields all coordinators of this process.
 func NewHealth(group *outage.Group, away func(error) bool, everyone iter.Seq[*Coordinator]) *Health {
-	h := &Health{everyone: everyone}
+	h := &Health{group: group, everyone: everyone}
 	h.Monitor = outage.New(group, outage.Backend{Next: h.next, Away: away, Timeout: permit.ErrStoreTimeout, Changed: h.log})
 	return h
 }
+
+// Uses records the failure policy of a limiter, for the log.
+func (h *Health) Uses(policy string) {
+	if before := h.policy.Load(); before == nil || *before != policy && !h.policy.CompareAndSwap(before, &several) {
+		h.policy.CompareAndSwap(nil, &policy)
+	}
+}
+
+// several is in place of the policy if limiters of one store have different ones.
+var several = "several"
 
 // serves records the store timeout of a coordinator.
 func (h *Health) serves(timeout time.Duration) {
@@ -80,16 +93,51 @@ func (h *Health) next() (outage.Probe, bool) {
 	return outage.Probe{}, false
 }
 
-// log logs the beginning and the end of an outage. Of simultaneous outages of one client it logs the first beginning and the last end.
+// remindEvery is the time between two log lines about an outage that lasts.
+const remindEvery = time.Minute
+
+// log logs the beginning and the end of an outage, and every minute in between. Of simultaneous outages of one client it logs the first
+// beginning, the last end, and one line a minute.
 func (h *Health) log(c outage.Change) {
 	defer h.Logger.Recovered()
+	h.mu.Lock()
+	if c.Down {
+		h.reminder = time.AfterFunc(remindEvery, h.remind)
+	} else {
+		h.reminder.Stop()
+	}
+	h.mu.Unlock()
 	switch {
 	case c.Others > 0:
 	case c.Down:
-		h.Logger.Get().Warn("tokenbucket: an outage of the store has begun: the failure policy decides calls until it ends; check the store", "error", c.Err)
+		h.group.Remind(0)
+		h.Logger.Get().Warn("tokenbucket: an outage of the store has begun: the failure policy decides calls until it ends; check the store", "policy", h.inForce(), "error", c.Err)
 	case !c.Forgotten:
 		h.Logger.Get().Info("tokenbucket: the outage of the store has ended: it decides calls again", "after", c.After)
 	}
+}
+
+// remind logs that the outage lasts.
+func (h *Health) remind() {
+	defer h.Logger.Recovered()
+	o := h.Down()
+	if o == nil {
+		return
+	}
+	h.mu.Lock()
+	h.reminder.Reset(remindEvery)
+	h.mu.Unlock()
+	if h.group.Remind(remindEvery * 9 / 10) {
+		h.Logger.Get().Warn("tokenbucket: the outage of the store goes on: the failure policy decides calls until it ends; check the store",
+			"for", time.Since(o.Since).Round(time.Second), "policy", h.inForce(), "error", o.Err)
+	}
+}
+
+func (h *Health) inForce() string {
+	if p := h.policy.Load(); p != nil {
+		return *p
+	}
+	return ""
 }
 
 // probe returns a probe of the store for this bucket.

@@ -43,7 +43,16 @@ type Change struct {
 
 // Group counts the outages of all monitors of one client; a cluster's client has many. The zero value is ready for use. A Group must not
 // be copied.
-type Group struct{ outages atomic.Int64 }
+type Group struct {
+	outages  atomic.Int64
+	reminded atomic.Int64 // when an outage was last logged, as clock.Mono
+}
+
+// Remind reports whether no outage of the group was logged for at least a time, and records that one is logged now.
+func (g *Group) Remind(least time.Duration) bool {
+	now, last := clock.Mono(), g.reminded.Load()
+	return now-time.Duration(last) >= least && g.reminded.CompareAndSwap(last, int64(now))
+}
 
 // Outages returns the number of current outages.
 func (g *Group) Outages() int64 { return g.outages.Load() }

@@ -3,17 +3,16 @@ package gateway
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/cmd/internal/condition"
 	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
-	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // admin serves the admin port, for operators and load balancers.
@@ -25,6 +24,9 @@ type admin struct {
 	sw       atomic.Pointer[killswitch.Switch]
 	draining atomic.Bool
 	console  atomic.Pointer[console.Console] // nil before the start, or without a console
+
+	mu     sync.Mutex
+	states map[condition.Part]condition.Condition // as last seen; guarded by mu
 }
 
 func (a *admin) handler() http.Handler {
@@ -93,11 +95,12 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 	} else {
 		r.limits(limits.Stats(), a.proxy.live.Load().maxAge)
 	}
-	if sw := a.sw.Load(); sw != nil && sw.Err() != nil {
-		r.line(true, "switch: cannot be read for %v, so it stays %s: %v", sw.Age().Round(time.Second), onOff(sw.Enabled()), sw.Err())
-	}
-	if a.pulse != nil {
-		r.redis(a.pulse.check(a.config.storeTimeout), a.config.policy)
+	all := a.conditions()
+	serves := condition.Effect(all) != condition.Failed
+	for i := range all {
+		if c := &all[i]; c.Part == condition.Redis || c.State != condition.OK {
+			r.line(serves || c.Calls != condition.Failed, "%s", c.Line(time.Now()))
+		}
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
@@ -107,13 +110,6 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 
 func (r *readiness) limits(s registry.Stats, most time.Duration) {
 	r.line(most == 0 || s.Age <= most, "limits: loaded %v ago%s", s.Age.Round(time.Millisecond), after("; loads fail: ", message(s.Err)))
-	if !s.Off.IsZero() {
-		r.line(true, "switch: off for %v%s: every call passes", time.Since(s.Off).Round(time.Second), after(", ", s.Origin))
-	}
-	if s.Limits+s.Bad == 0 {
-		r.line(true, "limits: none: --unknown decides about every call")
-	}
-	r.loss(&s.Loss)
 	r.shadows(&s)
 	r.faults(s.Faults)
 	if n := len(s.Unmatched); n > 0 {
@@ -138,51 +134,6 @@ func (r *readiness) faults(faults []registry.Fault) {
 			break
 		}
 		r.line(true, "fault: calls of %.80q fail until its %s is repaired: %v", f.Bucket, f.By, f.Err)
-	}
-}
-
-// loss reports rows that the table has lost, until the loss is confirmed.
-func (r *readiness) loss(l *registry.Loss) {
-	if l.Since.IsZero() {
-		return
-	}
-	state := "no longer in force"
-	if l.Held {
-		state = "still in force"
-	}
-	var names []string
-	for i, name := range l.Names {
-		if i == mostNamed {
-			names = append(names, "…")
-			break
-		}
-		names = append(names, name)
-	}
-	r.line(true, "limits: %d of %d are gone from the table since %v, and %s: %s; confirm the loss (tokenbucket confirm, or the console) or restore the rows",
-		l.Gone, l.Before, time.Since(l.Since).Round(time.Second), state, strings.Join(names, ", "))
-}
-
-// mostNamed bounds the names in one line of /readyz.
-const mostNamed = 5
-
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
-
-func (r *readiness) redis(err error, policy tokenbucket.FailurePolicy) {
-	outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.KindTimeout, telemetry.KindUnavailable}, telemetry.KindOf(err))
-	switch { // with FailOpen or LocalShare the gateway stays ready: it serves calls, and other gateways have the same outage
-	case err == nil:
-		r.line(true, "redis: ok")
-	case outage && policy == tokenbucket.FailOpen:
-		r.line(true, "redis: %v; calls pass without limits", err)
-	case outage && policy != tokenbucket.FailClosed:
-		r.line(true, "redis: %v; calls use this gateway's local share of the limits", err)
-	default:
-		r.line(false, "redis: %v", err)
 	}
 }
 

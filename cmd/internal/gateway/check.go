@@ -14,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/cmd/internal/condition"
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -62,6 +64,7 @@ type checker struct {
 	to     io.Writer
 	faulty bool
 	bound  bool // at least one row has a window or a concurrency
+	off    bool // the switch lets every call pass
 }
 
 func (k *checker) ok(format string, args ...any)   { k.line("ok    "+format, args...) }
@@ -158,9 +161,11 @@ func (k *checker) rows(from string, source registry.Source) {
 	opts := []registry.Option{registry.WithLogger(silent), registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
 		registry.WithLoadTimeout(k.patience()), registry.WithLocalWindows(), registry.WithLocalSemaphores()}
 	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), append(opts, k.registryOptions()...)...)
-	if !k.result(from, err) {
+	if err != nil {
+		k.fail("%s: limits cannot be loaded: %v", from, err)
 		return
 	}
+	k.ok("%s", from)
 	defer limits.Close()
 	for _, l := range limits.Limits() {
 		k.bound = k.bound || l.Window != 0 || l.Concurrent != 0
@@ -173,9 +178,8 @@ func (k *checker) rows(from string, source registry.Source) {
 	for i := range s.Rejected {
 		k.fail("%v; %s", &s.Rejected[i], s.Rejected[i].Consequence)
 	}
-	if s.Limits+s.Bad == 0 {
-		k.warn("there are no limits: --unknown decides about all calls: %s", k.options.unknown)
-	}
+	c := k.ofRows(&s)
+	k.condition(&c, c.State == condition.Bad)
 }
 
 // turned prints the state of the switch.
@@ -184,17 +188,27 @@ func (k *checker) turned(sw *killswitch.Switch, err error) {
 		defer sw.Close()
 		err = sw.Err()
 	}
-	what := "switch " + k.options.switchAt
-	switch {
-	case k.createTable && missingTable(err):
-		k.warn("%s: the table does not exist yet: a gateway creates it (--create-table)", what)
-	case err != nil:
-		k.fail("%s: %v", what, err)
-	case sw.Enabled():
-		k.ok("%s: on", what)
-	default:
-		k.warn("%s: off%s: every call passes", what, after(", ", sw.Origin()))
+	if k.createTable && missingTable(err) {
+		k.warn("switch %s: the table does not exist yet: a gateway creates it (--create-table)", k.options.switchAt)
+		return
 	}
+	c := condition.OfSwitch(sw == nil || sw.Enabled(), err)
+	if k.off = c.State == condition.Off; k.off {
+		c.Why = sw.Origin()
+	}
+	k.condition(&c, c.State == condition.Unknown)
+}
+
+// condition prints the state of a part.
+func (k *checker) condition(c *condition.Condition, faulty bool) {
+	report := k.warn
+	switch {
+	case faulty:
+		report = k.fail
+	case c.State == condition.OK:
+		report = k.ok
+	}
+	report("%s", c.Line(time.Now()))
 }
 
 // mostSkew is the clock offset of a server up to which no warning is printed.
@@ -204,9 +218,13 @@ const mostSkew = 2 * time.Second
 func (k *checker) buckets(ctx context.Context) {
 	client := k.redis.open()
 	defer func() { _ = client.Close() }()
-	if !k.result("redis answers", client.Ping(ctx).Err()) {
+	if k.config.switchAt != "" && k.config.switchAt != "sql" {
+		k.turned(killswitch.NewRedis(client, k.config.switchAt[len("redis:"):]))
+	}
+	if !k.serves(ctx, client) {
 		return
 	}
+	k.losses(ctx, client)
 	asked := time.Now()
 	if now, err := client.Time(ctx).Result(); err != nil {
 		k.fail("redis: its clock: %v", err)
@@ -222,20 +240,45 @@ func (k *checker) buckets(ctx context.Context) {
 			k.result("redis: rights of rows with a window or a concurrency", k.tryBounds(ctx, client))
 		}
 	}
-	if k.config.switchAt != "" && k.config.switchAt != "sql" {
-		k.turned(killswitch.NewRedis(client, k.config.switchAt[len("redis:"):]))
+}
+
+// serves prints the state of Redis, and reports whether it can be used.
+func (k *checker) serves(ctx context.Context, client redis.UniversalClient) bool {
+	unneeded := ""
+	switch {
+	case k.store == "memory":
+		unneeded = "with --store memory"
+	case k.off:
+		unneeded = "while the switch is off"
+	}
+	began := time.Now()
+	err := newPulse(k.probed()).probe(ctx, client)
+	c := condition.OfRedis(err, time.Since(began), k.storeTimeout, k.policy, unneeded)
+	k.condition(&c, err != nil)
+	return err == nil
+}
+
+// losses warns of the losses that running gateways report. A user without the right to read what they publish gets no warning.
+func (k *checker) losses(ctx context.Context, client redis.UniversalClient) {
+	if !k.published() {
+		return
+	}
+	lost, _ := losses(ctx, fleet.NewReader(client, fleet.WithKeyPrefix(k.keyPrefix)))
+	for _, i := range lost {
+		c := condition.OfRows(condition.Table{Limits: i.Loads.Limits, Gone: i.Loads.Gone, Before: i.Loads.Before, Held: i.Loads.Held > 0, Lost: i.Loads.Lost})
+		k.warn("instance %s:%d: %s", i.Host, i.PID, c.Line(time.Now()))
 	}
 }
 
 // eviction checks whether Redis may evict buckets.
 func (k *checker) eviction(ctx context.Context, client redis.UniversalClient) {
-	settings, err := client.ConfigGet(ctx, "maxmemory*").Result()
-	policy := settings["maxmemory-policy"]
+	memory, err := client.InfoMap(ctx, "memory").Result()
+	most, policy := memory["Memory"]["maxmemory"], memory["Memory"]["maxmemory_policy"]
 	switch {
 	case err != nil:
-		k.warn("redis: its eviction policy cannot be read: %v", err)
-	case settings["maxmemory"] == "0" || policy == "noeviction":
-		k.ok("redis: evicts nothing (maxmemory %s, %s)", settings["maxmemory"], policy)
+		k.warn("redis: its eviction policy cannot be read, which needs +info: %v", err)
+	case most == "0" || policy == "noeviction":
+		k.ok("redis: evicts nothing (maxmemory %s, %s)", most, policy)
 	default:
 		k.warn("redis: maxmemory-policy %s evicts buckets when memory is short: an evicted bucket loses its debt", policy)
 	}

@@ -7,6 +7,7 @@ import (
 
 	prom "github.com/prometheus/client_golang/prometheus"
 
+	"github.com/go-tokenbucket/tokenbucket/cmd/internal/condition"
 	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
@@ -41,7 +42,9 @@ var about = map[string][]string{
 	"faulty_calls_total":                 {"Calls that failed because their bucket, window or concurrency needs a repair."},
 	"switch_on":                          {"1 while calls are limited, 0 while the switch is off and every call passes."},
 	"switch_age_seconds":                 {"Time since the switch was last read."},
-	"redis_up":                           {"1 while Redis replies to a PING every second."},
+	"redis_up":                           {"1 while Redis serves a write every second. It is 0 if Redis does not reply, is full or read-only."},
+	"state":                              {"1 for the present state of each part: redis, switch, rows.", "part", "state"},
+	"calls_state":                        {"1 for what happens to calls now: limited, shared (local shares), failed, unlimited.", "state"},
 	"draining":                           {"1 while the gateway drains."},
 	"console_failed_sign_ins_total":      {"Requests to the console with an unknown name or token."},
 	"limit_rate":                         {"Permits per second in force, of buckets that are in use.", "bucket"},
@@ -90,8 +93,18 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	if console := c.console.Load(); console != nil {
 		count("console_failed_sign_ins_total", float64(console.FailedSignIns()))
 	}
-	if c.pulse != nil {
-		gauge("redis_up", number(c.pulse.check(c.config.storeTimeout) == nil))
+	all := c.conditions()
+	for i := range all {
+		part := all[i].Part
+		for _, state := range condition.States[part] {
+			gauge("state", number(state == all[i].State), string(part), state)
+		}
+		if part == condition.Redis {
+			gauge("redis_up", number(all[i].State == condition.OK || all[i].State == condition.Slow))
+		}
+	}
+	for _, calls := range condition.AllCalls() {
+		gauge("calls_state", number(calls == condition.Effect(all)), calls.String())
 	}
 	if sw := c.sw.Load(); sw != nil {
 		gauge("switch_on", number(sw.Enabled()))

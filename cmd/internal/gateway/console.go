@@ -76,12 +76,12 @@ func formKey(users []byte) ([]byte, error) {
 }
 
 // consoleOf returns a console. Features that the settings do not provide stay nil: without a database there is no editor.
-func (c *config) consoleOf(client redis.UniversalClient, limits *registry.Registry, edit *editor.Editor, sw *killswitch.Switch, log *slog.Logger) (*console.Console, error) {
+func (c *config) consoleOf(client redis.UniversalClient, limits *registry.Registry, edit *editor.Editor, sw *killswitch.Switch, here func() console.Here, log *slog.Logger) (*console.Console, error) {
 	confirmations, err := c.confirmations(client)
 	if err != nil {
 		return nil, err
 	}
-	about := console.Config{Source: console.NewRedisSource(client, c.keyPrefix), Access: c.access, Log: log, Confirm: confirmations.Confirm}
+	about := console.Config{Source: console.NewRedisSource(client, c.keyPrefix), Access: c.access, Log: log, Confirm: confirmations.Confirm, Here: here}
 	about.Announce = func(ctx context.Context, e fleet.Event) error {
 		return fleet.Announce(ctx, client, e, fleet.WithKeyPrefix(c.keyPrefix))
 	}
@@ -147,7 +147,7 @@ func (s *service) openConsole(client redis.UniversalClient, limits *registry.Reg
 	if !c.console || c.options.admin == "" || client == nil || !c.published() {
 		return nil
 	}
-	made, err := c.consoleOf(client, limits, s.editor, s.admin.sw.Load(), s.log)
+	made, err := c.consoleOf(client, limits, s.editor, s.admin.sw.Load(), s.admin.here, s.log)
 	if err != nil {
 		return err
 	}

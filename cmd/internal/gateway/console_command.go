@@ -108,7 +108,7 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 	if err != nil {
 		return err
 	}
-	made, err := c.consoleOf(client, limits, s.editor, s.admin.sw.Load(), log)
+	made, err := c.consoleOf(client, limits, s.editor, s.admin.sw.Load(), nil, log)
 	if err != nil {
 		return err
 	}

@@ -71,6 +71,10 @@ func build() string {
 // counted returns the options with which a registry counts calls, for /metrics and for consoles.
 func (s *service) counted() []registry.Option {
 	m := s.proxy.metrics
+	if c := s.config; s.admin.pulse != nil && c.redis.cluster == nil { // a server of a cluster says nothing about the others
+		count := m.observer.Health
+		m.observer.Health = func(h tokenbucket.Health) { count(h); s.admin.pulse.noticed(h) }
+	}
 	if m.meter = s.meter(); m.meter == nil {
 		return []registry.Option{registry.WithLimiterOptions(tokenbucket.WithObserver(m.observer)), registry.WithBypassHook(m.bypass)}
 	}

@@ -83,18 +83,34 @@ func (c *config) newStore(client redis.UniversalClient) tokenbucket.Store {
 	return tokenbucket.NewMemoryStore()
 }
 
-// pulse sends a PING to Redis at every heartbeat, and keeps the result.
+// pulse probes Redis at every heartbeat, and keeps the result. A probe is a write where calls write, since a server that is full, or a replica,
+// answers a PING as if it could serve.
 type pulse struct {
-	mu   sync.Mutex
-	last time.Time // of the last reply
-	err  error     // of the last PING
+	write string // key of the probe; empty for a PING
 
-	first chan struct{} // closed after the first PING has succeeded or failed
+	mu    sync.Mutex
+	begun time.Time     // of the probe in flight; zero if there is none
+	last  time.Time     // of the last reply
+	took  time.Duration // by the last probe
+	err   error         // of the last probe, or of a limiter that has noticed an outage since
+
+	first chan struct{} // closed after the first probe has succeeded or failed
+	again chan struct{} // a value causes a probe at once
 }
 
 const heartbeat = time.Second
 
-func newPulse() *pulse { return &pulse{err: unanswered(0), first: make(chan struct{})} }
+func newPulse(write string) *pulse {
+	return &pulse{write: write, err: unanswered(0), first: make(chan struct{}), again: make(chan struct{}, 1)}
+}
+
+// probed returns the key that a gateway writes to probe Redis; empty if calls do not write.
+func (c *config) probed() string {
+	if c.store == "memory" {
+		return ""
+	}
+	return c.keyPrefix + "probe"
+}
 
 // unanswered is the error of a Redis that has not replied for a time, or never if 0.
 type unanswered time.Duration
@@ -109,7 +125,15 @@ func (s unanswered) Error() string {
 // Unwrap makes the error an outage.
 func (unanswered) Unwrap() error { return tokenbucket.ErrStoreTimeout }
 
-// run sends PINGs until ctx ends.
+// probe asks Redis once whether it serves what calls need.
+func (p *pulse) probe(ctx context.Context, client redis.UniversalClient) error {
+	if p.write == "" {
+		return client.Ping(ctx).Err()
+	}
+	return client.Set(ctx, p.write, "", time.Second).Err()
+}
+
+// run sends probes until ctx ends.
 func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
 	replied := sync.OnceFunc(func() { close(p.first) })
 	for timer := time.NewTimer(0); ; {
@@ -118,10 +142,15 @@ func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
 			timer.Stop()
 			return
 		case <-timer.C:
+		case <-p.again:
 		}
-		err := client.Ping(ctx).Err()
+		began := time.Now()
 		p.mu.Lock()
-		if p.err = err; err == nil {
+		p.begun = began
+		p.mu.Unlock()
+		err := p.probe(ctx, client)
+		p.mu.Lock()
+		if p.begun, p.took, p.err = (time.Time{}), time.Since(began), err; err == nil {
 			p.last = time.Now()
 		}
 		p.mu.Unlock()
@@ -130,7 +159,20 @@ func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
 	}
 }
 
-// waitFirst blocks until the first PING has a result, for at most three heartbeats, and returns its error.
+// noticed takes the outages of limiters into account, between two probes.
+func (p *pulse) noticed(h tokenbucket.Health) {
+	if h.Down {
+		p.mu.Lock()
+		p.err = h.Err
+		p.mu.Unlock()
+	}
+	select {
+	case p.again <- struct{}{}:
+	default:
+	}
+}
+
+// waitFirst blocks until the first probe has a result, for at most three heartbeats, and returns its error.
 func (p *pulse) waitFirst(ctx context.Context) error {
 	timer := time.NewTimer(3 * heartbeat)
 	defer timer.Stop()
@@ -139,15 +181,19 @@ func (p *pulse) waitFirst(ctx context.Context) error {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return p.check(3 * heartbeat)
+	_, err := p.check(3 * heartbeat)
+	return err
 }
 
-// check returns nil if Redis has replied within two heartbeats and late, otherwise the reason.
-func (p *pulse) check(late time.Duration) error {
+// check returns how long the last probe took, and nil or the reason why Redis cannot serve. A probe in flight may take as long as late.
+func (p *pulse) check(late time.Duration) (took time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if since := time.Since(p.last); p.err == nil && since > 2*heartbeat+late {
-		return unanswered(since)
+	switch {
+	case p.err != nil || p.begun.IsZero() || time.Since(p.begun) <= late:
+		return p.took, p.err
+	case p.last.IsZero():
+		return p.took, unanswered(0)
 	}
-	return p.err
+	return p.took, unanswered(time.Since(p.last))
 }

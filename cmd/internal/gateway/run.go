@@ -60,6 +60,10 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 		return err
 	}
 	s.logReady(ctx)
+	telling, stop := context.WithCancel(context.Background())
+	told := make(chan struct{})
+	go func() { defer close(told); s.admin.tell(telling, log) }()
+	s.onClose(func() { stop(); <-told })
 	for {
 		select {
 		case <-hangups:
@@ -161,7 +165,7 @@ func (s *service) listen() error {
 	s.proxy.requests = requests
 	s.onClose(s.proxy.base.CloseIdleConnections)
 	if s.config.redis != nil {
-		s.admin.pulse = newPulse()
+		s.admin.pulse = newPulse(s.config.probed())
 	}
 	var err error
 	if s.config.options.admin != "" {
@@ -276,13 +280,7 @@ func (s *service) connect(ctx context.Context) (*sql.DB, error) {
 }
 
 func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*killswitch.Switch, error) {
-	hook := killswitch.WithHook(func(err error) {
-		if err != nil {
-			s.log.Warn("the switch cannot be read, so its last known state stays in force", "error", err)
-			return
-		}
-		s.log.Info("the switch can be read again")
-	})
+	hook := killswitch.WithHook(func(error) {}) // tell logs that it cannot be read
 	switch s.config.switchAt {
 	case "":
 		return nil, nil

@@ -11,6 +11,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/cmd/internal/condition"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/telemetry"
@@ -25,9 +26,20 @@ type (
 		Loads         *loadCounts  `json:"loads,omitempty"`
 		Switch        *switchState `json:"switch,omitempty"`
 		Redis         string       `json:"redis,omitempty"`
+		States        []partState  `json:"states"`
+		CallsAre      string       `json:"calls_are"` // limited, shared, failed or unlimited
 		Limits        []limit      `json:"limits"`
 		Others        *counts      `json:"others,omitempty"`
 		Rejected      []badRow     `json:"rejected"`
+	}
+	// partState is the state of Redis, of the switch or of the rows.
+	partState struct {
+		Part  string    `json:"part"`
+		State string    `json:"state"`
+		Calls string    `json:"calls"`
+		Says  string    `json:"says"`
+		Why   string    `json:"why,omitempty"`
+		Since time.Time `json:"since,omitzero"`
 	}
 	callCounts struct {
 		Received       int64 `json:"received"`
@@ -153,11 +165,14 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
-	if a.pulse != nil {
-		s.Redis = "ok"
-		if err := a.pulse.check(a.config.storeTimeout); err != nil {
-			s.Redis = err.Error()
+	all := a.conditions()
+	s.CallsAre = condition.Effect(all).String()
+	for i := range all {
+		c := &all[i]
+		if c.Part == condition.Redis {
+			s.Redis = cmp.Or(c.Why, c.State)
 		}
+		s.States = append(s.States, partState{string(c.Part), c.State, c.Calls.String(), c.Says, c.Why, c.Since})
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
