@@ -150,6 +150,9 @@ func (r *reply) settle() {
 		r.queue.recall(now)
 	}
 	r.queue.release(now)
+	if to := f.limiter.inForce(); to != f.limiter {
+		r.queue.recut(f.limiter, to, now)
+	}
 }
 
 // carriedOut ends an operation that changes the bucket.

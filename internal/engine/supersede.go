@@ -1,20 +1,24 @@
 package engine
 
 import (
+	"slices"
+
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// A limiter is superseded by another configuration of its bucket while its callers wait. They are judged anew: the permits that the process
-// owns for them were granted under the former configuration, so they go back, and the store is asked again. The waiters keep their order.
+// A limiter is superseded by another configuration of its bucket while its callers wait. The process owns time of the bucket for them, and goes on
+// owning it: from now on that time has as many permits as the new configuration makes of it ([schedule.Schedule.Recut]). The waiters keep their order.
 //
 // The naive way leaves the waiters what they have. Then a rate that was lowered from 100/s to 1/s lets a hundred calls pass in the next second.
-// Or each caller gives up and asks again. Then the callers overtake each other, and those that are last to give up hold the permits that the
-// first to ask again should get.
+// Or what they have goes back, and the store is asked again. Then all is lost behind which another process has taken permits, up to a horizon's.
+//
+// It does go back where the time of before means nothing under the new configuration, see keeps. Then no waiter asks again before all have given up:
+// those that are last to give up would hold the permits that the first to ask again should get.
 
 // Supersede puts the configuration of another limiter of the same coordinator in force for the calls of a limiter, the waiting ones included.
-// Operations, and reservations that were granted, keep what they have. Permits that cannot go back to the bucket lapse. prepare is called without the
-// lock before the waiters ask again; it may be nil.
+// Operations, and reservations that were granted, keep what they have. prepare is called without the lock before the waiters ask again; it may be nil.
 func (c *Coordinator) Supersede(from, to *Limiter, prepare func()) {
 	waiters := c.change(from, to)
 	if prepare != nil {
@@ -27,7 +31,7 @@ func (c *Coordinator) Supersede(from, to *Limiter, prepare func()) {
 	c.dispatch(now)
 }
 
-// change makes another limiter the one of the calls of a limiter. It returns the waiters, without their places in the queue.
+// change makes another limiter the one of the calls of a limiter. It returns the waiters that have given up their places in the queue.
 func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,8 +47,14 @@ func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 			q.limiter = to
 		}
 	}
-	waiters = c.takeBack(func(*Call) bool { return true }, now)
-	for _, q := range waiters {
+	all := c.queue.waiters(func(*Call) bool { return true })
+	if c.queue.recut(from, to, now) {
+		c.detach(all, to.Effective().Interval > from.Effective().Interval)
+	} else {
+		c.takeBack(all, now)
+		waiters = all
+	}
+	for _, q := range all {
 		if q.limiter == from {
 			q.limiter = to
 		}
@@ -52,6 +62,36 @@ func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 	c.View.drop()
 	c.dispatch(now) // an Immediate store has the permits back when the waiters ask again
 	return waiters
+}
+
+// recut puts the bucket's time that the process owns under the configuration of a limiter's successor. It reports false, and changes nothing, if that
+// time does not serve the waiters. The bucket is of another kind, and is reset. Or calls become rarer, and are those of a quota, whose windows a stretch
+// of the former one may cross, or reservations are among them, which keep their due times.
+func (q *queue) recut(from, to *Limiter, now int64) bool {
+	before, inForce := from.Effective(), q.view.grantedBy(to, to.Effective())
+	rarer := inForce.Interval > before.Interval || inForce.WarmsUp
+	firm := q.line.Firm() || slices.ContainsFunc(q.old, (*schedule.Schedule[*Call]).Firm)
+	if before.WarmsUp != inForce.WarmsUp || rarer && (firm || to.Quota) {
+		return false
+	}
+	convert := func(t schedule.Terms, at permit.Balance, now int64) (schedule.Terms, permit.Balance) {
+		g := t.(*granted)
+		if g.Same(inForce.Terms) || g.WarmsUp != inForce.WarmsUp {
+			return t, at
+		}
+		if g.WarmsUp { // it is as cold as before
+			at.Stored = min(inForce.Max, at.Stored*inForce.Max/g.Max)
+		}
+		at.Next = max(at.Next, now-int64(inForce.Interval)) // of what has passed no more than one permit is due at once
+		return inForce, at
+	}
+	q.pace.Forget()
+	q.line.Recut(now, convert)
+	for _, s := range q.old {
+		s.Recut(now, convert)
+	}
+	q.refuseExpired(now)
+	return true
 }
 
 // Recall ends the waits of a limiter's callers with an error: no configuration of this coordinator decides about them any longer. If it is
@@ -65,7 +105,8 @@ func (c *Coordinator) Recall(from *Limiter, err error, forGood bool) {
 	}
 	now := c.Now()
 	c.queue.release(now)
-	recalled := c.takeBack(func(q *Call) bool { return q.limiter == from }, now)
+	recalled := c.queue.waiters(func(q *Call) bool { return q.limiter == from })
+	c.takeBack(recalled, now)
 	asks := func(q *Call) bool { return q != nil && q.limiter == from && q.line == nil && q.asksAnew() }
 	for _, q := range c.outbox.aside { // reservations. They stay until their turn, as those whose callers have left
 		if asks(q) {
@@ -111,38 +152,50 @@ func (c *Coordinator) dropLeases(l *Limiter) {
 	c.leases.close(l, sent)
 }
 
-// takeBack removes the waiters that match from the queue, and returns them in order. The permits that the process owns for them go back to the
-// bucket with the next batch, if they are at its tail. What a batch in flight is granted for them goes back when it lands. mu must be held.
-func (c *Coordinator) takeBack(match func(*Call) bool, now int64) (waiters []*Call) {
-	q := &c.queue
+// waiters returns the waiters that match, in order. Reservations are none.
+func (q *queue) waiters(match func(*Call) bool) (all []*Call) {
 	for _, s := range append(q.old[:len(q.old):len(q.old)], q.line) {
 		for w := s.Head(); w != nil; w = w.Following() {
 			if call := w.Value; !call.reserves() && !call.state.over() && match(call) {
-				waiters = append(waiters, call)
+				all = append(all, call)
 			}
 		}
 	}
+	return all
+}
+
+// detach removes waiters from the flight that asks for them. What it is granted for them goes back when it lands, or is for all waiters. mu must be held.
+func (c *Coordinator) detach(waiters []*Call, returns bool) {
+	for _, w := range waiters {
+		f := w.flight
+		if f == nil {
+			continue
+		}
+		for i := range f.calls {
+			if f.calls[i] == w {
+				f.calls[i], f.returns = nil, f.returns || returns
+			}
+		}
+		w.flight = nil
+	}
+}
+
+// takeBack removes waiters from the queue. The permits that the process owns for them go back to the bucket with the next batch, if they are at its
+// tail. mu must be held.
+func (c *Coordinator) takeBack(waiters []*Call, now int64) {
 	if len(waiters) == 0 {
-		return nil
+		return
 	}
-	for i := len(waiters) - 1; i >= 0; i-- { // each of them leaves the end of the line, so the waiters behind it do not move up
-		w := waiters[i]
-		if f := w.flight; f != nil {
-			for j := range f.calls {
-				if f.calls[j] == w {
-					f.calls[j], f.returns = nil, true
-				}
-			}
-			w.flight = nil
-		}
+	c.detach(waiters, true)
+	for _, w := range slices.Backward(waiters) { // each of them leaves the end of the line, so the waiters behind it do not move up
 		w.line.Leave(&w.Waiter, now)
 		w.line = nil
 	}
+	q := &c.queue
 	q.pace.Forget()
 	if q.refunder() != nil {
 		c.outbox.giveBack(q.refund())
 	}
-	return waiters
 }
 
 // rejoinAll adds waiters to the queue, in order and in front of those that have come since. Permits that the process owns are not for them.
@@ -174,10 +227,16 @@ func (c *Coordinator) followed(q *Call) error {
 	if q.operation != nil || q.charges() {
 		return nil
 	}
-	for q.limiter.successor != nil {
-		q.limiter = q.limiter.successor
-	}
+	q.limiter = q.limiter.inForce()
 	return q.limiter.recalled
+}
+
+// inForce returns the limiter that has superseded another, or that itself.
+func (l *Limiter) inForce() *Limiter {
+	for l.successor != nil {
+		l = l.successor
+	}
+	return l
 }
 
 // asksAnew reports whether the call is one that a Supersede or Recall ends or changes: it takes permits that it has not been granted yet.
