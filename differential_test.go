@@ -201,6 +201,7 @@ func TestDifferential(t *testing.T) { differential(t, patientClient(t)) }
 func TestDifferentialLua54(t *testing.T) { differential(t, newOwnLua(t, "lua5.4")) }
 
 func differential(t *testing.T, by RedisClient) {
+	redistest.InOneGoroutine(t)
 	client := &answering{RedisClient: by}
 	store := NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
 	steps := sized(250, 125) // × rapid's 100 checks
@@ -290,6 +291,7 @@ func differential(t *testing.T, by RedisClient) {
 // script does (TestDifferential). On both stores, also when another process asks in between, when the state is lost, and
 // when a clock is set back.
 func TestGuess(t *testing.T) {
+	redistest.InOneGoroutine(t)
 	steps := sized(60, 30) // × rapid's 100 checks, on each store
 	client := redistest.Shared(t).Client(t)
 	prefix := t.Name() + ":"

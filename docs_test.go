@@ -14,15 +14,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // Every name in backquotes in the pages about architecture exists: a file, a folder, or something that a file declares. In
 // "`name` in `file.go`" that file declares it.
 func TestArchitecture(t *testing.T) {
-	if tb.Raced {
-		t.Skip("one goroutine has no race")
-	}
+	redistest.InOneGoroutine(t)
 	in, anywhere := map[string]map[string]bool{}, map[string]bool{}
 	require.NoError(t, fs.WalkDir(os.DirFS("."), ".", func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".go") {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // What callers of a busy bucket may expect of one another: order, equal shares, nothing lost and nothing kept. Between real
@@ -215,14 +216,14 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 				return time.Since(began)
 			}
 			few, many := 5000, 40_000
-			if tb.Raced {
+			if redistest.Raced {
 				few, many = 1000, 8000
 			}
 			var took string
 			for range 3 { // others may keep this machine busy
 				short, long := leave(few), leave(many)
 				took = fmt.Sprintf("%d leave within %v, %d within %v", few, short, many, long)
-				if long < 2*time.Second && (tb.Raced || long/time.Duration(many) <= 4*max(short/time.Duration(few), 2*time.Microsecond)) {
+				if long < 2*time.Second && (redistest.Raced || long/time.Duration(many) <= 4*max(short/time.Duration(few), 2*time.Microsecond)) {
 					t.Log(took)
 					return
 				}
@@ -263,7 +264,7 @@ func TestNothingIsKeptOfThoseWhoLeave(t *testing.T) {
 				}
 				leave(2000)
 				before := heap()
-				if tb.Raced {
+				if redistest.Raced {
 					leave(10_000)
 				} else {
 					leave(100_000)
@@ -405,7 +406,7 @@ func TestSizesShare(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				const rate, warm = 1000.0, 4 * time.Second
 				seconds := 24 // in which all callers come once
-				if tb.Raced {
+				if redistest.Raced {
 					seconds = 8
 				}
 				lasts := time.Duration(seconds) * time.Second

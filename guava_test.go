@@ -72,8 +72,9 @@ func TestGuava(t *testing.T) {
 	classics, random := guavaTraces(t, "classics.json"), guavaTraces(t, "random-open.json")
 	all, sample := slices.Concat(classics, random), slices.Clone(classics)
 	require.Len(t, all, 212)
-	for i := 0; i < len(random); i += tb.Sized(1, 5) {
-		sample = append(sample, random[i])
+	picked := tb.Sized(len(random), len(random)/5)
+	for i := range picked {
+		sample = append(sample, random[i*len(random)/picked])
 	}
 	onEveryStore(t, func(t *testing.T, _ *clockwork.FakeClock, open func() tb.Store) {
 		traces := sample

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // worstNet returns the largest excess of any window over the rate, less the permits given back since the first grant of the window. The
@@ -36,6 +37,7 @@ func worstNet(events []event, rate float64) float64 {
 // that come back to one that is full, or was since. In any window no more falls due than the bound, plus the permits given back since the first grant of the
 // window.
 func TestSettlements(t *testing.T) {
+	redistest.InOneGoroutine(t)
 	rounds := sized(30_000, 3_000) // × rapid's 100 checks; every other round settles
 	var settled, clipped, full int
 	rapid.Check(t, func(rt *rapid.T) {

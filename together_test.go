@@ -85,6 +85,7 @@ func cloned(g *permit.Group) *permit.Group {
 //
 // With the script store these are 25,000 batches in CI, and half of them elsewhere.
 func TestGroupDifferential(t *testing.T) {
+	redistest.InOneGoroutine(t)
 	client := patientClient(t)
 	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
 	options := []RedisOption{WithLocalTime(), WithKeyPrefix(prefix)}
@@ -265,6 +266,7 @@ func TestGroupInMemory(t *testing.T) {
 
 // A right prediction of a group leaves the states that the script would have computed, and a wrong one changes nothing.
 func TestGroupGuess(t *testing.T) {
+	redistest.InOneGoroutine(t)
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
 	store := NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(prefix))

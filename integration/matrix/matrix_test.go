@@ -144,9 +144,10 @@ func TestMatrix(t *testing.T) {
 	results.table(t)
 }
 
-// some returns all, or under the race detector one of them.
+// some returns all, or under the race detector one of them, drawn by lot: it takes several times the processor time. So each pair then runs in one of
+// the two ways in memory and on one of the two stores on a server.
 func some[T any](random *rand.Rand, all []T) []T {
-	if raced {
+	if redistest.Raced {
 		return all[random.IntN(len(all)):][:1]
 	}
 	return all

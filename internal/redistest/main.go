@@ -101,3 +101,10 @@ func (s *missing) print() {
 		fmt.Printf("skipped: %d tests: %s\n", s.tests[cause], cause)
 	}
 }
+
+// InOneGoroutine skips a test of one goroutine if the race detector is on, which finds nothing there and takes ten times as long.
+func InOneGoroutine(t *testing.T) {
+	if Raced {
+		t.Skip("one goroutine has no race")
+	}
+}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // text is the result in Markdown.
@@ -27,7 +29,7 @@ func (r *result) text(t *testing.T, s *soak) string {
 	p("- Seed: `TOKENBUCKET_SEED=%s`", s.seed)
 	p("- Date: %s", s.began.UTC().Format(time.DateTime+" MST"))
 	p("- Machine: %s, %d processors, Linux %s; %s, redis-server %s; race detector %s", machine(), runtime.NumCPU(),
-		kernel(), runtime.Version(), s.version(), map[bool]string{true: "on", false: "off"}[raced])
+		kernel(), runtime.Version(), s.version(), map[bool]string{true: "on", false: "off"}[redistest.Raced])
 	p("- Bucket: %v permits a second, burst %v; three processes of %d callers who wait for at most %v, and one with little time; stores script and lock", rate, burst, callers, patience)
 	p("- Beside it: a semaphore of %d permits and %d holders, an exact window of %d in %v and %d callers\n", slots, holders, limit, window, visitors)
 	p("## What held\n")
@@ -85,7 +87,7 @@ func (r *result) text(t *testing.T, s *soak) string {
 
 func command(total time.Duration) string {
 	race := ""
-	if raced {
+	if redistest.Raced {
 		race = "-race "
 	}
 	return fmt.Sprintf("go test %s-run Soak ./integration/faults/soak -soak %v -timeout %v -soak.report \"$PWD/docs/soak.md\"", race, total, total+15*time.Minute)

@@ -607,7 +607,7 @@ func (s *soak) flat(r *result) {
 		if min(len(p.rss), len(p.heap)) < 120 {
 			continue
 		}
-		grown("MB resident", p.rss, 1e6, !raced)
+		grown("MB resident", p.rss, 1e6, !redistest.Raced)
 		grown("MB of Go", p.heap, 1e6, true)
 		grown("goroutines", p.gos, 1, true)
 		r.memory = append(r.memory, flatness{strings.TrimSuffix(line, ";"), most})

@@ -1,6 +1,6 @@
 //go:build !race
 
-package tokenbucket
+package redistest
 
 // Raced reports whether the race detector is on.
 const Raced = false
