@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -141,5 +142,29 @@ func TestIdleUpstreamConnections(t *testing.T) {
 			require.Equal(t, http.StatusOK, status)
 		}
 		require.Equal(t, want, opened.Load())
+	}
+}
+
+// A client that closes its direction after its request is served, on every row.
+func TestClientsThatFinishSending(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("elsewhere such a client cannot be told from one that has left")
+	}
+	for name, row := range map[string]registry.Limit{"rate": {Rate: 4, MaxWait: time.Minute}, "concurrency": {NoRate: true, Concurrent: 1}, "off": {Rate: 1, Disabled: true}} {
+		for _, args := range [][]string{nil, {"--inbound"}, {"--max-connections", "0"}} {
+			p, _ := listening(t, row, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(200 * time.Millisecond) // longer than the first probe takes to come
+				_, _ = io.Copy(w, r.Body)
+			}, args...)
+			for _, request := range []string{anyRequest, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nfares"} {
+				c := p.dial(t)
+				_, err := io.WriteString(c, request)
+				require.NoError(t, err)
+				require.NoError(t, c.(*net.TCPConn).CloseWrite())
+				all, err := io.ReadAll(c)
+				require.NoError(t, err)
+				require.Contains(t, string(all), "HTTP/1.1 200 OK", "%s %v", name, args)
+			}
+		}
 	}
 }
