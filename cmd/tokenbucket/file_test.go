@@ -57,7 +57,7 @@ func TestLimitsFromFile(t *testing.T) {
 	require.Contains(t, p.out.String(), "limits.yaml: line 2: did not find expected ',' or '}': want YAML")
 	require.Equal(t, refused, p.calls(t, "/zero"))
 	file.write(t, "limits: []\n")
-	p.becomes(t, http.StatusOK, "limits: none")
+	p.becomes(t, http.StatusOK, "there are no limits")
 	require.Contains(t, p.out.String(), "more than half of the limits are gone from the table; they stay in force until further loads agree")
 	require.NoError(t, os.Remove(string(file)))
 	eventually(t, func() error {
@@ -79,7 +79,7 @@ func TestCheckFile(t *testing.T) {
 	good := "file://" + string(file)
 	status, out := check(good)
 	require.Equal(t, exitOK, status, out)
-	require.Equal(t, "ok    settings\nok    file "+string(file)+"\nok    row limits.yaml: /a: 2.5/s, saves up 2.5, waits up to 300 ms\n", out)
+	require.Equal(t, "ok    settings\nok    file "+string(file)+"\nok    row limits.yaml: /a: 2.5/s, saves up 2.5, waits up to 300 ms\nok    rows: ok\n", out)
 	status, out = check(good, "--quota")
 	require.Equal(t, 1, status, out)
 	require.Contains(t, out, `FAIL  registry: row limits.yaml:2: bucket "/a": rate "2.5": want a whole number of calls in any second`)

@@ -144,7 +144,7 @@ func TestLossIsConfirmedAtTheConsole(t *testing.T) {
 	require.Less(t, p.calls(t, "/a")[http.StatusOK], 8)
 	execSQL(t, db, "DELETE FROM t_ratelimite_conf")
 	p.loads(t, 10)
-	p.becomes(t, http.StatusOK, "and still in force: /a; confirm the loss")
+	p.becomes(t, http.StatusOK, ": /a; confirm the loss")
 	require.Less(t, p.calls(t, "/a")[http.StatusOK], 8)
 	console := p.admin + "/console/"
 	shows(t, console, "They are still in force")

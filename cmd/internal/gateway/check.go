@@ -251,8 +251,15 @@ func (k *checker) serves(ctx context.Context, client redis.UniversalClient) bool
 	case k.off:
 		unneeded = "while the switch is off"
 	}
+	p := newPulse(k.probed())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go p.run(ctx, client)
+	err := p.waitFirst(ctx, 3*k.storeTimeout) // with the handshake
 	began := time.Now()
-	err := newPulse(k.probed()).probe(ctx, client)
+	if err == nil {
+		err = p.probe(ctx, client)
+	}
 	c := condition.OfRedis(err, time.Since(began), k.storeTimeout, k.policy, unneeded)
 	k.condition(&c, err != nil)
 	return err == nil

@@ -172,16 +172,16 @@ func (p *pulse) noticed(h tokenbucket.Health) {
 	}
 }
 
-// waitFirst blocks until the first probe has a result, for at most three heartbeats, and returns its error.
-func (p *pulse) waitFirst(ctx context.Context) error {
-	timer := time.NewTimer(3 * heartbeat)
+// waitFirst blocks until the first probe has a result, for at most a time, and returns its error.
+func (p *pulse) waitFirst(ctx context.Context, most time.Duration) error {
+	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
 	case <-p.first:
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	_, err := p.check(3 * heartbeat)
+	_, err := p.check(most)
 	return err
 }
 

@@ -83,7 +83,7 @@ func (s *service) logReady(ctx context.Context) {
 	about := []any{"limits", len(s.proxy.metrics.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store}
 	if s.admin.pulse != nil {
 		state := "ok"
-		if err := s.admin.pulse.waitFirst(ctx); err != nil {
+		if err := s.admin.pulse.waitFirst(ctx, 3*heartbeat); err != nil {
 			level, state = slog.LevelWarn, err.Error()
 		}
 		about = append(about, "redis", state)
