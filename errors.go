@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -142,7 +143,7 @@ func storeError(bucket string, err error) error {
 	case err == nil, slices.ContainsFunc(named, func(sentinel error) bool { return errors.Is(err, sentinel) }):
 		return err
 	case !away(err):
-		return fmt.Errorf("%w: bucket %q: %w", ErrStoreUnusable, bucket, err)
+		return fmt.Errorf("%w: bucket %q: %w", ErrStoreUnusable, bucket, script.Lacking(err, redisbucket.ApplyScript))
 	}
 	return &storeFailure{bucket, err}
 }

@@ -5,9 +5,11 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,6 +72,7 @@ type redisStore struct {
 	client  RedisClient
 	keys    [6]string
 	channel string
+	unheard sync.Once    // logs that Redis refuses SUBSCRIBE
 	quiet   atomic.Bool  // according to the last reply, lua/quiet.lua can decide the next batch
 	apartAt atomic.Int64 // clock.Mono when the keys were last found on two servers; 0 if never
 }
@@ -191,6 +194,12 @@ func (r *redisStore) Listen(ctx context.Context, process string, ready func(), w
 		message, err := sub.Receive(ctx) // after an error it connects and subscribes again
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if redis.HasErrorPrefix(err, "NOPERM") {
+			r.unheard.Do(func() {
+				slog.Warn("semaphore: Redis refuses SUBSCRIBE, so requests that wait learn late of free permits; give the user +subscribe and the channels &"+r.channel+"*",
+					"error", err)
+			})
 		}
 		if err != nil {
 			return err

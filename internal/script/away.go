@@ -68,8 +68,8 @@ func Unauthenticated(err error) error {
 	return err
 }
 
-// Explain returns the cause of an unspecific error if a further command can find it: the error of a ring (see ShardsError), or that of a
-// closed connection. A server that requires a password replies NOAUTH to a short command only. It treats a long one as a protocol error and
+// Explain returns the cause of an unspecific error if it can be found: the right that is missing (see Lacking), the error of a ring (see
+// ShardsError), or that of a closed connection. A server that requires a password replies NOAUTH to a short command only. It treats a long one as a protocol error and
 // closes the connection, sometimes before the client has read the reply.
 func Explain(ctx context.Context, client Client, err error) error {
 	if closed(err) || redis.HasErrorPrefix(err, "Protocol error: unauthenticated") {
@@ -77,7 +77,7 @@ func Explain(ctx context.Context, client Client, err error) error {
 			return short
 		}
 	}
-	return ShardsError(ctx, client, Unauthenticated(err))
+	return ShardsError(ctx, client, Lacking(Unauthenticated(err)))
 }
 
 // closed reports whether an error means that the server has closed the connection. Systems have different numbers for that, so any failed read

@@ -21,7 +21,11 @@ type Client interface {
 type Script struct{ Source, SHA string }
 
 // New returns a script.
-func New(source string) Script { return Script{source, redis.NewScript(source).Hash()} }
+func New(source string) Script {
+	s := Script{source, redis.NewScript(source).Hash()}
+	sources.Store(s.SHA, source)
+	return s
+}
 
 // Call is a command with a list of strings as reply, which the client must not retry. By default, go-redis sends a command whose reply was
 // lost up to four times. A script would take its permits four times.

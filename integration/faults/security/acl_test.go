@@ -110,6 +110,13 @@ func TestACL(t *testing.T) {
 				require.Error(t, err, "without %s everything works", right)
 				require.NotEmpty(t, refused, right)
 				require.NotContains(t, err.Error(), secret)
+				switch command, ok := strings.CutPrefix(right, "+"); {
+				case !ok || slices.Contains([]string{"switch", "publish", "console"}, name):
+				case command == "subscribe":
+					require.Contains(t, logged.String(), "give the user +subscribe and the channels &semaphore:{", "which waits for nothing else")
+				default:
+					require.Contains(t, strings.ToLower(err.Error()), command, "the command is named")
+				}
 				for _, r := range refused {
 					if command, ok := strings.CutPrefix(right, "+"); ok {
 						require.Contains(t, r, "command "+command+" ", "without %s another one is refused", right)
