@@ -211,9 +211,10 @@ func (l *RateLimiter) supersede(by *RateLimiter, prepare func()) {
 	}
 	if s := l.share.Load(); s != nil {
 		s.limiter.limiter.Coordinator.Recall(&s.limiter.limiter, ErrSuperseded, forGood)
-		s.limiter.groups.supersede(forGood)
+		s.limiter.groups.supersede(forGood, false)
 	}
-	l.groups.supersede(forGood)
+	goesOn := forGood && by != nil && by.limiter.Coordinator == c && by.own.Kind == l.own.Kind && !l.limiter.Rarer(&by.limiter)
+	l.groups.supersede(forGood, goesOn)
 }
 
 // Watch is a rule without a limiter, for the calls of groups that wait for other members while it is in force. The zero value is ready for use. It must
@@ -221,7 +222,7 @@ func (l *RateLimiter) supersede(by *RateLimiter, prepare func()) {
 type Watch struct{ groups groups }
 
 // Changed is called once, when another rule is in force. The calls of groups that wait are decided by the rules in force then.
-func (w *Watch) Changed() { w.groups.supersede(true) }
+func (w *Watch) Changed() { w.groups.supersede(true, false) }
 
 // groups are the participants of groups that have a limiter as a member. The zero value has none.
 type groups struct {
@@ -241,7 +242,7 @@ func (g *groups) join(p *group.Participant) {
 		}
 	}
 	if g.of = append(kept, weak.Make(p)); g.superseded {
-		p.Recall(ErrSuperseded, true)
+		p.Recall(ErrSuperseded, true, false)
 	}
 }
 
@@ -257,8 +258,8 @@ func (g *groups) reinstate() {
 	}
 }
 
-// supersede ends the waits of the participants' callers.
-func (g *groups) supersede(forGood bool) {
+// supersede ends the waits of the participants' callers. See [group.Participant.Recall].
+func (g *groups) supersede(forGood, goesOn bool) {
 	g.mu.Lock()
 	g.superseded = g.superseded || forGood
 	var all []*group.Participant
@@ -269,7 +270,7 @@ func (g *groups) supersede(forGood bool) {
 	}
 	g.mu.Unlock()
 	for _, p := range all {
-		p.Recall(ErrSuperseded, forGood)
+		p.Recall(ErrSuperseded, forGood, goesOn)
 	}
 }
 
@@ -333,10 +334,26 @@ func (g *several) withInForce(members []Member, without []*Watch) (*several, err
 		return nil, err
 	}
 	if before != nil {
+		now.succeed(before)
 		g.lostBefore += before.lost()
 	}
 	g.live.now.Store(now)
 	return now, nil
+}
+
+// succeed lets the participants take over from those of several whose limiters were in force before, if they have the same buckets.
+func (g *several) succeed(before *several) {
+	same := func(a, b weighted) bool {
+		return a.limiter.limiter.Coordinator == b.limiter.limiter.Coordinator && a.permits == b.permits
+	}
+	if !slices.EqualFunc(g.members, before.members, same) {
+		return
+	}
+	before.mu.Lock()
+	defer before.mu.Unlock()
+	for set, c := range before.counted {
+		g.participant(set).Succeed(c.Participant)
+	}
 }
 
 // askFollowing asks the limiters in force for permits, and again if others come in force while the call waits.

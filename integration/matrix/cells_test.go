@@ -36,8 +36,6 @@ const (
 
 // known are the cells that do not hold yet, and what mends them. An empty name is any feature.
 var known = []struct{ one, other, item string }{
-	{"row that changes", "All", lapsedByChange},
-	{"row that changes", "Any", lapsedByChange},
 	{"All", "Return", groupBehindAnother},
 	{"All", "Cancel", groupBehindAnother},
 	{"Settle down", "Return", behindAnother},
@@ -48,9 +46,6 @@ var known = []struct{ one, other, item string }{
 }
 
 const groupBehindAnother = "a group's permits that come back behind another process's lapse, those of a limiter do not"
-
-// lapsedByChange is only about the use of the rate: such a cell loses up to a horizon's permits, once for each change.
-const lapsedByChange = "permits that a group's calls give up when a row changes lapse if others have taken permits behind them"
 
 const behindAnother = "permits that are due and come back behind a settlement of another process lapse"
 

@@ -49,7 +49,7 @@ func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 	}
 	all := c.queue.waiters(func(*Call) bool { return true })
 	if c.queue.recut(from, to, now) {
-		c.detach(all, to.Effective().Interval > from.Effective().Interval)
+		c.detach(all, from.Rarer(to))
 	} else {
 		c.takeBack(all, now)
 		waiters = all
@@ -68,10 +68,9 @@ func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 // time does not serve the waiters. The bucket is of another kind, and is reset. Or calls become rarer, and are those of a quota, whose windows a stretch
 // of the former one may cross, or reservations are among them, which keep their due times.
 func (q *queue) recut(from, to *Limiter, now int64) bool {
-	before, inForce := from.Effective(), q.view.grantedBy(to, to.Effective())
-	rarer := inForce.Interval > before.Interval || inForce.WarmsUp
+	inForce := q.view.grantedBy(to, to.Effective())
 	firm := q.line.Firm() || slices.ContainsFunc(q.old, (*schedule.Schedule[*Call]).Firm)
-	if before.WarmsUp != inForce.WarmsUp || rarer && (firm || to.Quota) {
+	if from.Own.WarmsUp != inForce.WarmsUp || (inForce.WarmsUp || from.Rarer(to)) && (firm || to.Quota) {
 		return false
 	}
 	convert := func(t schedule.Terms, at permit.Balance, now int64) (schedule.Terms, permit.Balance) {
@@ -92,6 +91,11 @@ func (q *queue) recut(from, to *Limiter, now int64) bool {
 	}
 	q.refuseExpired(now)
 	return true
+}
+
+// Rarer reports whether permits fall due more rarely under the configuration of a limiter's successor than those that were granted before.
+func (l *Limiter) Rarer(to *Limiter) bool {
+	return to.Effective().Interval > min(l.Own.Interval, l.Effective().Interval)
 }
 
 // Recall ends the waits of a limiter's callers with an error: no configuration of this coordinator decides about them any longer. If it is

@@ -18,7 +18,16 @@ import (
 // given back.
 type member struct {
 	Member
+	account
 	micros  func() int64 // see permit.Batch.LocalMicros
+	refunds []*refund    // for the next batch
+	session permit.Session
+
+	lost atomic.Int64 // permits whose refunds were not accepted, or had no reply; mu does not guard it
+}
+
+// account is a bucket as the replies have shown it to a participant.
+type account struct {
 	offset  clock.Offset
 	server  clock.Remote
 	penalty schedule.Penalty
@@ -28,11 +37,7 @@ type member struct {
 	free    int64         // when the bucket's debt ends, in limiter microseconds
 	tail    int64         // the same by the store's clock, once the refunds that are on their way are accepted
 	stored  int64         // stored permits, which take no time
-	refunds []*refund     // for the next batch
-	session permit.Session
-	floor   engine.Floor // of a class below the highest
-
-	lost atomic.Int64 // permits whose refunds were not accepted, or had no reply; mu does not guard it
+	floor   engine.Floor  // of a class below the highest
 }
 
 // effective returns the configuration in force, as far as this process knows.

@@ -13,7 +13,7 @@ import (
 
 // memberOf returns a member of a bucket that nobody knows yet.
 func memberOf(b *bucket) *member {
-	return &member{Member: Member{b.limiter, 1}, stored: permit.MaxBatch}
+	return &member{Member: Member{b.limiter, 1}, account: account{stored: permit.MaxBatch}}
 }
 
 // shows returns a reply in which a bucket has terms.

@@ -72,7 +72,9 @@ type Participant struct {
 	inFlight  inFlight
 	alarm     alarm
 	deadlines deadlines
-	recalled  error // see Recall; nil while the limiters are in force
+	recalled  error        // see Recall; nil while the limiters are in force
+	ends      bool         // its permits do not serve a successor
+	successor *Participant // see Succeed; nil while there is none
 }
 
 // New returns a participant.
@@ -296,11 +298,15 @@ func (p *Participant) send(_ string, items []*transport.Item[*flight, struct{}])
 
 // Land implements [transport.Source]. Callers are woken after the lock is released.
 func (p *Participant) Land(f *flight, _ struct{}, err error, late bool) {
-	wake(p.settled(f, err, late))
+	answered, grants, to := p.settled(f, err, late)
+	wake(answered)
+	if to != nil {
+		to.adopt(grants)
+	}
 }
 
-// settled delivers the result of a batch. It returns the channels of the callers to wake.
-func (p *Participant) settled(f *flight, err error, late bool) (answered []chan struct{}) {
+// settled delivers the result of a batch. It returns the channels of the callers to wake, and the permits that are for a successor.
+func (p *Participant) settled(f *flight, err error, late bool) (answered []chan struct{}, grants spare, to *Participant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if late { // another flight may land meanwhile
@@ -328,8 +334,9 @@ func (p *Participant) settled(f *flight, err error, late bool) (answered []chan 
 	if answered = p.queue.collected(); !late {
 		p.inFlight.buffer = answered
 	}
+	grants = p.handOver()
 	p.dispatch(now)
-	return answered
+	return answered, grants, p.successor
 }
 
 // deliver hands out the reply to a batch. mu must be held.
