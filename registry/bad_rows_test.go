@@ -134,6 +134,7 @@ func TestRateZero(t *testing.T) {
 	source.set(row("/a", 2, 2))
 	require.NoError(t, r.Reload(ctx))
 	require.Equal(t, 1, pass(t, r, "/a", 9))
+	zero.Version = 3
 	source.set(zero)
 	require.NoError(t, r.Reload(ctx))
 	nothing()

@@ -32,5 +32,5 @@ func (r *Registry) Match(name string) (row string, exact, ok bool) {
 	if e == nil {
 		return "", false, false
 	}
-	return e.limit.Name, !isPattern(e.limit.Name), true
+	return e.row(), !isPattern(e.row()), true
 }

@@ -117,9 +117,12 @@ func (r *Registry) slot(c *Limit) *admission.Slot {
 	return r.slots[c.Name]
 }
 
+// mostSlots bounds the slots of removed rows that are kept.
+const mostSlots = 10_000
+
 // forgetSlots drops the slots of removed rows, once there are many, but not those with calls in flight.
 func (r *Registry) forgetSlots(rows map[string]*entry) {
-	if len(r.slots) <= len(rows)+maxPast {
+	if len(r.slots) <= len(rows)+mostSlots {
 		return
 	}
 	for name, s := range r.slots {

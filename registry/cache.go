@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"strings"
 	"sync"
 )
@@ -9,7 +10,7 @@ import (
 // full, and an entry in use moves to the newer. A dropped entry is made again by the next call.
 type cache struct {
 	most int
-	name func(string) string // returns the bucket's name for a caller's name
+	name func(string) string // returns the name by which a caller's name is counted
 
 	dropped func(map[string]*entry) // is called in a goroutine of its own: calls may wait by them
 
@@ -33,7 +34,8 @@ func (c *cache) get(name string, limit *Limit) *entry {
 	}
 	if e = c.old[name]; e == nil {
 		e = &entry{limit: *limit, version: limit.Version, wait: limit.MaxWait, unnamed: true}
-		e.limit.Name = strings.Clone(name) // it may be part of a request
+		e.name = strings.Clone(name) // it may be part of a request
+		e.limit.Name = unique(unnamedPrefix + name)
 	}
 	c.put(e)
 	return e
@@ -41,14 +43,15 @@ func (c *cache) get(name string, limit *Limit) *entry {
 
 // put adds an entry to the newer generation. c.mu must be held.
 func (c *cache) put(e *entry) {
-	delete(c.old, e.limit.Name)
+	name := cmp.Or(e.name, e.limit.Name)
+	delete(c.old, name)
 	if c.new == nil || len(c.new) >= c.most/2 {
 		if len(c.old) != 0 {
 			go c.dropped(c.old)
 		}
 		c.new, c.old = map[string]*entry{}, c.new
 	}
-	c.new[e.limit.Name] = e
+	c.new[name] = e
 }
 
 // bucketName returns a valid bucket's name for any string, so that no client can avoid the limit by an invalid name.
@@ -62,13 +65,9 @@ func bucketName(s string) string {
 	return s
 }
 
-// unnamedBucket returns the bucket's name of a name without a row. It is not that of a row.
-func (r *Registry) unnamedBucket(s string) string {
-	if name := bucketName(s); name == s || !r.Has(name) {
-		return name
-	}
-	return unique(s)
-}
+// Prefixes of the buckets of names without a row, and with a row that never was valid (Default). A bucket of the name itself may have the version of a
+// row that has ended, or that another process has loaded.
+const unnamedPrefix, badPrefix = "%unknown:", "%bad:"
 
 // all calls f with all entries, without the lock.
 func (c *cache) all(f func(*entry)) {

@@ -186,6 +186,8 @@ func (e *entry) row() string {
 		return e.of.limit.Name
 	case e.unnamed:
 		return ""
+	case e.bad:
+		return e.name
 	}
 	return e.limit.Name
 }

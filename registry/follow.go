@@ -48,7 +48,7 @@ func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	if e := f.entry; e != nil && e.limit.Name == name && e.of == nil && !e.unnamed {
+	if e := f.entry; e != nil && e.of == nil && e.row() == name {
 		return r.followerOf(e), nil
 	}
 	return tokenbucket.Following(name, follower{r, name}), nil
@@ -57,7 +57,7 @@ func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {
 // followerOf returns the limiter that follows a row by the row's own name.
 func (r *Registry) followerOf(e *entry) *tokenbucket.RateLimiter {
 	if e.follower.Load() == nil {
-		e.follower.CompareAndSwap(nil, tokenbucket.Following(e.limit.Name, follower{r, e.limit.Name}))
+		e.follower.CompareAndSwap(nil, tokenbucket.Following(e.row(), follower{r, e.row()}))
 	}
 	return e.follower.Load()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
@@ -109,7 +110,7 @@ func TestShadowGivesBack(t *testing.T) {
 func TestSlotsAreForgotten(t *testing.T) {
 	source := &table{}
 	r := local(t, source)
-	const each = maxPast / 2
+	const each = mostSlots / 2
 	stays := Limit{Name: "stays", Row: "s", NoRate: true, Concurrent: 2}
 	held := Limit{Name: "held", Row: "h", NoRate: true, Concurrent: 2}
 	source.rows = []Limit{stays, held}
@@ -127,7 +128,7 @@ func TestSlotsAreForgotten(t *testing.T) {
 			source.rows = append(source.rows, Limit{Name: fmt.Sprint(load, "-", i), Row: fmt.Sprint(i), NoRate: true, Concurrent: 1})
 		}
 		require.NoError(t, r.Reload(ctx))
-		require.LessOrEqual(t, len(r.slots), each+maxPast+2)
+		require.LessOrEqual(t, len(r.slots), each+mostSlots+2)
 	}
 	require.Same(t, slot, r.slots["stays"])
 	require.NotNil(t, r.slots["held"], "a call is under way")
@@ -145,7 +146,7 @@ func TestForgottenRowComesBack(t *testing.T) {
 	defer a.Leave()
 	source.rows = nil
 	require.NoError(t, r.Reload(ctx))
-	r.past = past{}
+	r.machine.Machine = rows.New[content](rows.AtOnce)
 	old.Concurrent, old.Version = 2, 50
 	source.rows = []Limit{old}
 	require.NoError(t, r.Reload(ctx))

@@ -4,10 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 // Reload loads the table now. Concurrent callers share a load, unless it is given up because the ctx of its caller ends. After an error the
@@ -66,209 +67,238 @@ func (r *Registry) logSlow() {
 	}
 }
 
+// content is a row for package rows. Its Limit is not changed.
+type content struct{ *Limit }
+
+func (c content) Same(o content) bool { return c.Row == o.Row && c.same(o.Limit) }
+func (c content) Off() bool           { return c.Disabled }
+
+// SameBucket ignores the fields that no store keeps, so that a change of them needs no new version.
+func (c content) SameBucket(o content) bool {
+	return c.same(o.Limit, "disabled", "max_wait", "concurrent_wait", "penalty", "priority")
+}
+
 // apply puts a table in force.
 func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
-	var old map[string]*entry
-	if before := r.limits.Load(); before != nil {
-		old = before.rows
+	before := r.limits.Load()
+	if before == nil {
+		before = new(book)
 	}
-	next := make(map[string]*entry, len(table.Limits))
 	load.Rejected = slices.Clone(table.Rejected)
-	for i := range table.Limits {
-		c := &table.Limits[i]
-		if _, twice := next[c.Name]; twice {
-			load.Rejected = append(load.Rejected, RowError{Row: c.Row, Name: c.Name, Field: "name", Value: fmt.Sprintf("%q", c.Name), Want: "a name of its own"})
-			continue
-		}
-		was := old[c.Name]
-		if was != nil && was.bad {
-			was = nil
-		}
-		e, err := r.follow(was, c)
-		if err != nil {
-			load.Rejected = append(load.Rejected, *err)
-			continue
-		}
-		next[c.Name] = e
-		r.logChange(was, e, load, old == nil)
-	}
 	load.Rows = len(table.Limits) + len(table.Rejected)
-	r.keep(old, next, load)
-	before := r.limits.Swap(&book{next, newWide(next, r.parts)})
+	given := rows.Table[content]{Rows: r.valid(table, load), Differs: r.differing(before)}
+	for i := range load.Rejected {
+		bad := &load.Rejected[i]
+		b := rows.Bad{ID: bad.Row, Name: bad.Name, Twin: bad.InForce != "", Shadow: bad.Shadow}
+		if strings.Contains(strings.TrimSuffix(b.Name, "*"), "*") {
+			b.Name = "" // it matches no call
+		}
+		if table.ByName {
+			if b.ID = ""; !(nameValue{}).valid(&Limit{Name: b.Name}) {
+				b.Name = ""
+			}
+		}
+		given.Bad = append(given.Bad, b)
+	}
+	r.machine.mu.Lock()
+	step := r.machine.Load(time.Now(), &given)
+	loss := r.machine.Loss()
+	r.machine.mu.Unlock()
+	next := make(map[string]*entry, len(step.Rules))
+	for name, rule := range step.Rules {
+		next[name] = r.enact(before.rows[name], rule)
+		load.count(rule)
+	}
+	for i := range step.Verdicts {
+		r.explain(&load.Rejected[i], &step.Verdicts[i])
+	}
+	load.Held = step.Held
+	r.logLoss(step.Loss, &loss)
+	r.logEvents(step.Events, load, before.rows == nil)
+	after := &book{next, newWide(next, r.parts)}
+	r.limits.Store(after)
 	r.forgetSlots(next)
 	r.faults.drop(func(f *Fault) bool { return f.Name != "" && next[f.Name] == nil })
-	load.Limits = len(next) - load.Bad
-	r.countShadows(next, load)
+	slices.Sort(load.Shadow)
+	slices.Sort(load.Outdated)
 	r.countUnmatched(next, load)
 	r.renewShadows(ctx, next)
-	r.handOver(ctx, before, r.limits.Load())
+	if before.rows != nil {
+		r.handOver(ctx, before, after)
+	}
 }
 
-// logChange counts and logs a row that is new or has changed.
-func (r *Registry) logChange(was, e *entry, load *Load, first bool) {
-	level := slog.LevelInfo
-	if e.limit.Disabled || e.limit.Shadow {
-		level = slog.LevelWarn // less is limited than before
+// valid returns the valid rows of a table, and adds the others to load.Rejected.
+func (r *Registry) valid(table Table, load *Load) []rows.Row[content] {
+	valid, named := make([]rows.Row[content], 0, len(table.Limits)), make(map[string]*Limit, len(table.Limits))
+	for i := range table.Limits {
+		c := &table.Limits[i]
+		if first := named[c.Name]; first != nil {
+			load.Rejected = append(load.Rejected, RowError{Row: c.Row, Name: c.Name, Field: "name", Value: fmt.Sprintf("%q", c.Name), Want: "a name of its own", InForce: first.Row})
+			continue
+		}
+		row := rows.Row[content]{Name: c.Name, ID: c.Row, Version: c.Version, Content: content{c}}
+		if rule := r.machine.Rule(c.Name); rule.Valid() && rule.Content.Same(row.Content) {
+			row.Content = rule.Content
+		} else if err := r.try(c, c.Version); err != nil {
+			err.Shadow = c.Shadow
+			load.Rejected = append(load.Rejected, *err)
+			continue
+		} else {
+			own := c.clone()
+			row.Content = content{&own}
+		}
+		if table.ByName {
+			row.ID = ""
+		}
+		if slot := r.slots[c.Name]; slot != nil {
+			if version, ok := slot.Version(); ok {
+				r.machine.Recall(c.Name, version)
+			}
+		}
+		named[c.Name] = c
+		valid = append(valid, row)
 	}
-	switch {
-	case e == was:
-	case was != nil:
-		load.Changed++
-		r.log.Log(r.ctx, level, "registry: a limit changed", "bucket", e.limit.Name, "row", e.limit.Row, "from", was.limit.String(), "to", e.limit.String(), "version", e.version)
+	return valid
+}
+
+// differing returns the versions of the buckets that have other contents than their rows. The row was changed within the resolution of the table's
+// times, or another program has set the bucket, or another process has loaded a later row.
+func (r *Registry) differing(b *book) map[string]int64 {
+	differs := map[string]int64{}
+	note := func(name string, e *entry) {
+		if l := e.limiter.Load(); l != nil {
+			if there := l.InForce(); !there.Own {
+				differs[name] = max(differs[name], there.Version)
+			}
+		}
+	}
+	for name, e := range b.rows {
+		note(name, e)
+	}
+	r.keys.all(func(key *entry) {
+		if name := key.of.limit.Name; b.rows[name] == key.of {
+			note(name, key)
+		}
+	})
+	return differs
+}
+
+// enact returns the entry of a rule. It is the earlier entry, was, if nothing has changed for calls.
+func (r *Registry) enact(was *entry, rule *rows.Rule[content]) *entry {
+	if !rule.Valid() {
+		return r.enactBad(was, rule)
+	}
+	if was != nil && was.limit.Name != rule.Name {
+		was = nil // it never was valid
+	}
+	if was != nil && was.version == rule.Bucket && was.content == rule.Content {
+		return was
+	}
+	e := &entry{limit: *rule.Content.Limit, content: rule.Content, version: rule.Bucket, wait: rule.Content.MaxWait, slot: r.slot(rule.Content.Limit)}
+	e.unmatched = r.unmatchedBy(&e.limit)
+	if was == nil {
+		return e
+	}
+	e.follower.Store(was.follower.Load())
+	if e.version == was.version && e.wait == was.wait && e.limit.Priority == was.limit.Priority && !e.limit.Disabled && e.content.SameBucket(was.content) {
+		e.limiter.Store(was.limiter.Load())
+		e.with = was.waiting()
+	}
+	return e
+}
+
+// enactBad returns the entry of a row that never was valid.
+func (r *Registry) enactBad(was *entry, rule *rows.Rule[content]) *entry {
+	if was != nil && was.bad && was.limit.Row == rule.ID && was.limit.Shadow == rule.Shadow {
+		return was
+	}
+	e := &entry{bad: true, name: rule.Name}
+	if d := r.badRows.limit; d != nil {
+		e.limit, e.version, e.wait = *d, d.Version, d.MaxWait
+	}
+	e.limit.Name, e.limit.Row, e.limit.Shadow = unique(badPrefix+rule.Name), rule.ID, rule.Shadow
+	return e
+}
+
+// explain sets the consequence of a bad row.
+func (r *Registry) explain(bad *RowError, v *rows.Verdict[content]) {
+	switch v.Fate {
+	case rows.Renamed:
+		bad.Consequence = fmt.Sprintf("the last good limit of the row, %s for %.80q, stays in force", v.Rule.Content.Limit, v.Rule.Name)
+	case rows.Nameless:
+		bad.Consequence = "it limits nothing, since it has no name"
+		if bad.Name != "" {
+			bad.Consequence = "it limits nothing: such a name matches no call"
+		}
+	case rows.Other:
+		bad.Consequence = fmt.Sprintf("row %.80s is in force for the name", v.Rule.Content.Row)
+	case rows.Kept:
+		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", v.Rule.Content.Limit, r.consequence(bad))
 	default:
-		if load.Added++; !first {
-			r.log.Info("registry: a limit is new", "bucket", e.limit.Name, "row", e.limit.Row, "limit", e.limit.String(), "version", e.version)
-		}
+		bad.Consequence = r.consequence(bad)
 	}
 }
 
-// unversioned are the keys of fields that no store keeps, so that a change of them needs no new version.
-var unversioned = []string{"disabled", "max_wait", "concurrent_wait", "penalty", "priority"}
-
-// follow returns the entry of a row. If the row has not changed, it is the earlier entry, was.
-func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
-	e := &entry{limit: c.clone(), version: c.Version, wait: c.MaxWait, slot: r.slot(c)}
-	if was != nil {
-		e.follower.Store(was.follower.Load())
-		if was.limit.same(c, unversioned...) {
-			e.version = r.dispute(was)
-			if e.version == was.version {
-				if c.Row == was.limit.Row && was.limit.same(c) {
-					return was, nil
-				}
-				if e.wait == was.wait && c.Priority == was.limit.Priority && !c.Disabled {
-					e.limiter.Store(was.limiter.Load())
-					e.with = was.waiting()
-				}
-			}
-		} else { // also if the time of modification has not risen: it may count whole seconds, and clocks are set
-			e.version = max(c.Version, was.version+1)
-		}
-	} else if version, ok := r.past.get(c.Name); ok {
-		e.version = max(c.Version, version+1)
-	} else if e.slot != nil { // the version was dropped, but the slot was not
-		if version, ok := e.slot.Version(); ok {
-			e.version = max(c.Version, version+1)
-		}
-	}
-	if err := r.try(c, e.version); err != nil {
-		err.Shadow = c.Shadow
-		return nil, err
-	}
-	e.unmatched = r.unmatchedBy(c)
-	return e, nil
-}
-
-// dispute returns the version that an unchanged row needs. Another configuration may stay in force in the bucket: the row was changed twice
-// within one second of a coarse clock, or in the hour that a clock repeats at the end of summer time, and no process that loaded the
-// change is left. After two consecutive loads with such a difference the row gets a higher version, and takes effect.
-func (r *Registry) dispute(e *entry) int64 {
-	l := e.limiter.Load()
-	if l == nil {
-		return r.disputeKeys(e)
-	}
-	there := l.InForce()
-	if there.Own {
-		e.disputed = 0
-		return e.version
-	}
-	if e.disputed++; e.disputed < 2 {
-		return e.version
-	}
-	r.log.Warn("registry: the bucket has differed from its row for two loads; the row is put in force again", "bucket", e.limit.Name, "row", e.limit.Row,
-		"bucket's rate", there.Rate, "row says", e.limit.String(), "version", there.Version+1)
-	return there.Version + 1
-}
-
-// keep decides about the names whose rows are bad, and counts the limits that are no longer in the table.
-func (r *Registry) keep(old, next map[string]*entry, load *Load) {
-	rows := map[string]*entry{} // entries that are not among the next, by row
-	named := map[string]int{}   // number of limits of one row: a file has one name for all its rows
-	for name, e := range old {
-		if named[e.limit.Row]++; next[name] == nil {
-			rows[e.limit.Row] = e
-		}
-	}
-	for row, n := range named {
-		if n > 1 || row == "" {
-			delete(rows, row)
-		}
-	}
-	for i := range load.Rejected {
-		r.rule(&load.Rejected[i], old, next, rows, load)
-	}
-	var gone []string
-	for name := range old {
-		if next[name] == nil {
-			gone = append(gone, name)
-		}
-	}
-	has := func(name string) bool { return next[name] != nil }
-	event := r.lost.load(time.Now(), maps.Keys(old), gone, len(next), has)
-	r.logLoss(event)
-	if event == lossHeld {
-		load.Held = len(gone)
-		for _, name := range gone {
-			if next[name] = old[name]; old[name].bad {
-				load.Bad++
-			}
+// count counts a rule that is in force after the load.
+func (l *Load) count(rule *rows.Rule[content]) {
+	if !rule.Valid() {
+		l.Bad++
+		if rule.Shadow {
+			l.Shadow = append(l.Shadow, rule.Name)
 		}
 		return
 	}
-	for _, name := range gone {
-		e := old[name]
-		if e.bad {
-			continue
-		}
-		if load.Removed++; load.Removed <= mostLogged {
-			r.log.Info("registry: a limit is gone", "bucket", name, "row", e.limit.Row)
-		}
-		r.past.put(name, e.version)
+	l.Limits++
+	switch rule.State {
+	case rows.RowBad:
+		l.Kept++
+	case rows.Outdated, rows.Overruled:
+		l.Outdated = append(l.Outdated, rule.Name)
 	}
-	if load.Removed > mostLogged {
-		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostLogged)
+	switch {
+	case rule.Content.Disabled:
+		l.Disabled++
+	case rule.Content.Shadow:
+		l.Shadow = append(l.Shadow, rule.Name)
 	}
 }
 
-// rule decides about the name of a bad row: its last valid limit stays in force; if there is none, WithBadRows decides.
-func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *Load) {
-	name, was := bad.Name, old[bad.Name]
-	if strings.Contains(strings.TrimSuffix(name, "*"), "*") {
-		name = "" // it matches no call
-	}
-	if was == nil || was.bad {
-		if e := rows[bad.Row]; e != nil && !e.bad { // the row had another name, or its name cannot be read now
-			next[e.limit.Name] = e
-			load.Kept++
-			bad.Consequence = fmt.Sprintf("the last good limit of the row, %s for %.80q, stays in force", e.limit.String(), e.limit.Name)
-		}
-	}
-	switch e := next[name]; {
-	case name == "" && bad.Consequence != "":
-	case name == "":
-		if bad.Consequence = "it limits nothing, since it has no name"; bad.Name != "" {
-			bad.Consequence = "it limits nothing: such a name matches no call"
-		}
-	case e != nil && !e.bad && e.limit.Row != bad.Row:
-		bad.Consequence = fmt.Sprintf("row %.80s is in force for the name", e.limit.Row)
-	case was != nil && !was.bad:
-		if e == nil {
-			next[name] = was
-			load.Kept++
-		}
-		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.String(), r.consequence(bad))
-	case e == nil:
-		if was == nil || was.limit.Shadow != bad.Shadow {
-			was = &entry{bad: true}
-			if d := r.badRows.limit; d != nil {
-				was.limit, was.version, was.wait = *d, d.Version, d.MaxWait
+// logEvents counts and logs what a load has changed.
+func (r *Registry) logEvents(events []rows.Event[content], load *Load, first bool) {
+	for i := range events {
+		e := &events[i]
+		switch e.Kind {
+		case rows.Began:
+			if load.Added++; !first {
+				r.log.Info("registry: a limit is new", "bucket", e.Name, "row", e.After.Content.Row, "limit", e.After.Content.String(), "version", e.After.Bucket)
 			}
-			was.limit.Name, was.limit.Row, was.limit.Shadow = name, bad.Row, bad.Shadow
+		case rows.Changed:
+			load.Changed++
+			level := slog.LevelInfo
+			if e.After.Content.Disabled || e.After.Content.Shadow {
+				level = slog.LevelWarn // less is limited than before
+			}
+			r.log.Log(r.ctx, level, "registry: a limit changed", "bucket", e.Name, "row", e.After.Content.Row, "from", e.Before.Content.String(),
+				"to", e.After.Content.String(), "version", e.After.Bucket)
+		case rows.Put:
+			r.log.Warn("registry: the bucket has differed from its row for two loads; the row is put in force again", "bucket", e.Name,
+				"row", e.After.Content.Row, "row says", e.After.Content.String(), "version", e.After.Bucket)
+		case rows.Turned:
+			if e.After.State == rows.RowBad && e.After.ID == "" { // else the bad row tells it
+				r.log.Warn("registry: the item of a limit is bad, or may be one whose name cannot be read; its last good limit stays in force",
+					"bucket", e.Name, "limit", e.After.Content.String())
+			}
+		case rows.Ended:
+			if !e.Before.Valid() {
+				continue
+			}
+			if load.Removed++; load.Removed <= mostLogged {
+				r.log.Info("registry: a limit is gone", "bucket", e.Name, "row", e.Before.Content.Row)
+			}
 		}
-		next[name] = was
-		load.Bad++
-		bad.Consequence = r.consequence(bad)
-	default:
-		bad.Consequence = r.consequence(bad)
+	}
+	if load.Removed > mostLogged {
+		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostLogged)
 	}
 }

@@ -6,29 +6,26 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
-	"maps"
 	"reflect"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
-// Loss describes the limits that a table has lost, after a load that finds more than half of them gone. It ends when a person confirms it
+// Loss describes the limits that a table has lost, after a load that finds more than half of them gone or off. It ends when a person confirms it
 // (Registry.Confirm, [WithConfirmations]), or when at most half of the limits are missing.
 type Loss struct {
 	// Since is the time of the first load without the rows; zero if no limits are lost.
 	Since time.Time
-	// Before is the number of limits that the table had, Gone the number of these that are missing.
-	Before, Gone int
+	// Before is the number of limits that were in force and confirmed: by their first load, or by a person. Gone is the number of these that are missing,
+	// of which Off have a row that is off (Limit.Disabled). A limit that is missing for a day without a loss is no longer counted.
+	Before, Gone, Off int
 	// Names of the missing limits, in order, at most 20 of them.
 	Names []string
 	// Held reports whether the missing limits are still in force.
 	Held bool
-
-	loads int // consecutive loads that found the limits gone
 }
 
 // Confirmation is a person's statement that a loss of limits was intended, see [WithConfirmations].
@@ -63,17 +60,17 @@ func WithConfirmations(c Confirmations) Option {
 	}
 }
 
-// WithConfirmedLosses keeps limits in force whose rows are gone together with more than half of the table, until the loss is confirmed.
+// WithConfirmedLosses keeps limits in force whose rows are gone or off together with more than half of the table, until the loss is confirmed.
 // Without it three loads in a row suffice that agree. It excludes [WithAllowEmpty].
 func WithConfirmedLosses() Option {
 	return func(s *settings) error {
-		return s.believe(onceConfirmed, "confirmed losses")
+		return s.believe(rows.OnceConfirmed, "confirmed losses")
 	}
 }
 
 // believe sets when a table with a loss is believed.
-func (s *settings) believe(policy lossPolicy, field string) error {
-	if s.lossPolicy != afterLoads && s.lossPolicy != policy {
+func (s *settings) believe(policy rows.Policy, field string) error {
+	if s.lossPolicy != rows.AfterLoads && s.lossPolicy != policy {
 		return bad(field, "together with the opposite", "either WithAllowEmpty or WithConfirmedLosses")
 	}
 	s.lossPolicy = policy
@@ -93,11 +90,13 @@ func (r *Registry) Confirm(ctx context.Context, who, why string) error {
 
 // confirmed ends the loss after a confirmation.
 func (r *Registry) confirmed(ctx context.Context, c Confirmation) error {
-	loss := r.lost.confirm()
+	r.machine.mu.Lock()
+	loss := r.machine.Confirm()
+	r.machine.mu.Unlock()
 	if loss.Since.IsZero() {
 		return nil
 	}
-	r.log.Warn("registry: the loss of limits was confirmed", "gone", loss.Gone, "of", loss.Before, "by", c.Who, "why", c.Why)
+	r.log.Warn("registry: the loss of limits was confirmed", "gone", len(loss.Names), "of", loss.Before, "by", c.Who, "why", c.Why)
 	if loss.Held {
 		return r.Reload(ctx)
 	}
@@ -106,7 +105,7 @@ func (r *Registry) confirmed(ctx context.Context, c Confirmation) error {
 
 // watchLoss reads the fleet's confirmations during a loss. Only mind calls it.
 func (r *Registry) watchLoss(ctx context.Context) {
-	if r.confirmations == nil || r.lost.now().Since.IsZero() {
+	if r.confirmations == nil || r.loss().Since.IsZero() {
 		return
 	}
 	reading, cancel := context.WithTimeout(ctx, time.Second)
@@ -119,25 +118,44 @@ func (r *Registry) watchLoss(ctx context.Context) {
 		}
 		return
 	}
-	if r.lost.confirmedBy(&last, time.Now(), 2*r.interval) {
+	r.machine.mu.Lock()
+	counts := r.machine.Covers(time.Now(), last.ID, last.Age, 2*r.interval)
+	r.machine.mu.Unlock()
+	if counts {
 		_ = r.confirmed(ctx, last) // a load that fails is logged
 	}
 }
 
+// loss returns the present loss.
+func (r *Registry) loss() Loss {
+	r.machine.mu.Lock()
+	l := r.machine.Loss()
+	r.machine.mu.Unlock()
+	return Loss{Since: l.Since, Before: l.Before, Gone: len(l.Names), Off: l.Off, Names: l.Names[:min(len(l.Names), mostLogged)], Held: l.Held}
+}
+
 // logLoss logs the effect of a load on a loss.
-func (r *Registry) logLoss(event lossEvent) {
-	l := r.lost.now()
+func (r *Registry) logLoss(event rows.LossEvent, l *rows.Loss) {
+	about := []any{"gone", len(l.Names), "of", l.Before}
 	switch {
-	case event == lossHeld && r.lossPolicy == onceConfirmed && l.loads == 1:
-		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until the loss is confirmed", "gone", l.Gone, "of", l.Before)
-	case event == lossHeld && r.lossPolicy == afterLoads:
+	case event == rows.LossHeld && r.lossPolicy == rows.OnceConfirmed && l.Loads == 1:
+		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until the loss is confirmed", append(about, off(l.Off)...)...)
+	case event == rows.LossHeld && r.lossPolicy == rows.AfterLoads:
 		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until further loads agree",
-			"gone", l.Gone, "of", l.Before, "loads", agreeing-l.loads)
-	case event == lossBelieved:
-		r.log.Warn("registry: more than half of the limits are gone", "gone", l.Gone, "of", l.Before)
-	case event == lossRestored:
+			append(append(about, "loads", l.LoadsLeft()), off(l.Off)...)...)
+	case event == rows.LossBelieved:
+		r.log.Warn("registry: more than half of the limits are gone", append(about, off(l.Off)...)...)
+	case event == rows.LossRestored:
 		r.log.Info("registry: the limits that were gone from the table are back")
 	}
+}
+
+// off returns what the log says of limits whose rows are off.
+func off(limits int) []any {
+	if limits == 0 {
+		return nil
+	}
+	return []any{"off", limits}
 }
 
 // remindLoss logs a loss again.
@@ -149,140 +167,8 @@ func (r *Registry) remindLoss(l *Loss) {
 	case l.Held:
 		text = "registry: more than half of the limits are gone from the table, and still in force; confirm the loss, or restore the rows"
 	}
-	r.log.Warn(text, "gone", l.Gone, "of", l.Before, "buckets", first(l.Names), "for", time.Since(l.Since).Round(time.Second))
-}
-
-// lossPolicy decides when a table is accepted that has lost more than half of its limits.
-type lossPolicy uint8
-
-const (
-	afterLoads    lossPolicy = iota // after enough consecutive loads, see agreeing
-	atOnce                          // WithAllowEmpty
-	onceConfirmed                   // WithConfirmedLosses
-)
-
-// agreeing is the number of consecutive loads that must find more than half of the limits gone.
-const agreeing = 3
-
-// losses decides whether a table that has lost more than half of its limits is accepted. It keeps the names of the lost limits until the
-// loss is confirmed or the rows return. The zero value has no table yet. All methods are safe for concurrent use.
-type losses struct {
-	policy lossPolicy
-
-	mu      sync.Mutex
-	trusted int                 // number of names in the last table that was accepted
-	loads   int                 // consecutive loads that found more than half of them gone
-	accept  bool                // whether the next table is accepted, because a person has confirmed it
-	since   time.Time           // when the loss was found
-	before  int                 // number of names in the table before the loss
-	had     map[string]struct{} // names in that table
-	missing map[string]struct{} // names that are gone since then; nil if there is no loss
-	held    bool                // whether they are still in force
-	last    string              // ID of the last confirmation that counted
-}
-
-// lossEvent is the effect of a load on a loss.
-type lossEvent uint8
-
-const (
-	noLoss       lossEvent = iota // no effect
-	lossHeld                      // more than half is gone, and stays in force for now
-	lossBelieved                  // more than half is gone, and no longer in force
-	lossRestored                  // the rows are back
-)
-
-// load decides about a table with that number of names. inForce are the names in force, gone those of them that the table lacks; has reports
-// whether it has a name.
-func (l *losses) load(now time.Time, inForce iter.Seq[string], gone []string, names int, has func(name string) bool) lossEvent {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	doubt := len(gone)*2 > l.trusted && l.policy != atOnce
-	if doubt {
-		l.lose(now, inForce, gone)
-	}
-	for name := range l.missing {
-		if has(name) {
-			delete(l.missing, name)
-		}
-	}
-	restored := l.missing != nil && l.absent()*2 <= l.before // also if other names are gone that came instead, by a rename
-	if doubt && !restored && !l.accept && (l.policy == onceConfirmed || l.loads < agreeing) {
-		l.held = true
-		return lossHeld
-	}
-	if restored || l.accept {
-		l.missing = nil
-	}
-	l.trusted, l.loads, l.held, l.accept = names, 0, false, false
-	switch {
-	case restored:
-		return lossRestored
-	case doubt:
-		return lossBelieved
-	}
-	return noLoss
-}
-
-// absent returns the number of missing names that the table had before the loss. l.mu must be held.
-func (l *losses) absent() (n int) {
-	for name := range l.missing {
-		if _, had := l.had[name]; had {
-			n++
-		}
-	}
-	return n
-}
-
-// lose adds names to the loss, and begins a loss if there is none. l.mu must be held.
-func (l *losses) lose(now time.Time, inForce iter.Seq[string], gone []string) {
-	l.loads++
-	if l.missing == nil {
-		l.since, l.before, l.missing, l.had = now, l.trusted, map[string]struct{}{}, map[string]struct{}{}
-		for name := range inForce {
-			l.had[name] = struct{}{}
-		}
-	}
-	for _, name := range gone {
-		l.missing[name] = struct{}{}
-	}
-}
-
-// confirm ends the loss, and returns it. If the lost limits are still in force, the loss ends with the next load.
-func (l *losses) confirm() Loss {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	was := l.loss()
-	if l.accept = l.held; !l.held {
-		l.missing = nil
-	}
-	return was
-}
-
-// confirmedBy reports whether a confirmation is for this loss: it has not counted yet, and is at most grace older than the loss.
-func (l *losses) confirmedBy(c *Confirmation, now time.Time, grace time.Duration) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.missing == nil || c.ID == "" || c.ID == l.last || c.Age > now.Sub(l.since)+grace {
-		return false
-	}
-	l.last = c.ID
-	return true
-}
-
-// now returns the present loss.
-func (l *losses) now() Loss {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.loss()
-}
-
-// loss returns the present loss. l.mu must be held.
-func (l *losses) loss() Loss {
-	if l.missing == nil {
-		return Loss{}
-	}
-	names := slices.Sorted(maps.Keys(l.missing))
-	return Loss{Since: l.since, Before: l.before, Gone: len(names), Names: names[:min(len(names), mostLogged)], Held: l.held, loads: l.loads}
+	about := []any{"gone", l.Gone, "of", l.Before, "buckets", first(l.Names), "for", time.Since(l.Since).Round(time.Second)}
+	r.log.Warn(text, append(about, off(l.Off)...)...)
 }
 
 // RedisClient is the method of a client that RedisConfirmations needs. All clients of go-redis have it.

@@ -45,8 +45,8 @@ func (n *notes) age() time.Duration {
 const again = time.Minute
 
 // loaded records the figures of a load. It returns the bad rows and the unmatched rows that were not logged yet, and whether other rows are
-// in shadow than before.
-func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh, unmatched []RowError) {
+// in shadow, or outdated, than before.
+func (n *notes) loaded(load *Load) (failed, recovered, shadows, outdated bool, fresh, unmatched []RowError) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := time.Now()
@@ -56,11 +56,12 @@ func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh, unma
 	n.failing = load.Err != nil
 	if load.Err != nil {
 		n.stats.Failures++
-		return failed, recovered, false, nil, nil
+		return failed, recovered, false, false, nil, nil
 	}
 	n.stats.LastGood = now
+	outdated = len(load.Outdated) > 0 && !slices.Equal(n.stats.Outdated, load.Outdated)
 	n.stats.Limits, n.stats.Bad, n.stats.Held, n.stats.Rejected = load.Limits, load.Bad, load.Held, load.Rejected
-	n.stats.Unmatched = load.Unmatched
+	n.stats.Disabled, n.stats.Outdated, n.stats.Unmatched = load.Disabled, load.Outdated, load.Unmatched
 	seen := map[string]bool{}
 	unreported := func(rows []RowError) (fresh []RowError) {
 		for _, e := range rows {
@@ -76,12 +77,12 @@ func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh, unma
 	n.reported = seen
 	shadows = !slices.Equal(n.stats.Shadow, load.Shadow)
 	n.stats.Shadow = load.Shadow
-	return failed, recovered, shadows, fresh, unmatched
+	return failed, recovered, shadows, outdated, fresh, unmatched
 }
 
 // note records and logs a load, each problem once; remind logs it again.
 func (r *Registry) note(load *Load) {
-	failed, recovered, shadows, fresh, unmatched := r.notes.loaded(load)
+	failed, recovered, shadows, outdated, fresh, unmatched := r.notes.loaded(load)
 	if failed && r.limits.Load() == nil {
 		r.log.Error("registry: limits cannot be loaded yet", "error", load.Err)
 	} else if failed {
@@ -91,6 +92,9 @@ func (r *Registry) note(load *Load) {
 		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
 	}
 	r.logBad(fresh)
+	if outdated {
+		r.logOutdated(load.Outdated)
+	}
 	r.logUnmatched(unmatched)
 	r.logShadows(load, shadows)
 	if load.Err == nil {
@@ -131,14 +135,26 @@ func (r *Registry) remind() {
 	r.logEmpty(&s)
 	r.remindShadows(&s)
 	r.logBad(s.Rejected)
+	r.logOutdated(s.Outdated)
 	r.logUnmatched(s.Unmatched)
 	r.logFaults(s.Faults)
 }
 
-// logEmpty logs that there are no limits, if calls pass then.
+// logEmpty logs that there are no limits, if calls pass then, or that all are off.
 func (r *Registry) logEmpty(s *Stats) {
-	if s.Limits+s.Bad == 0 && !r.unknown.refuse && r.unknown.limit == nil {
+	switch unlimited := !r.unknown.refuse && r.unknown.limit == nil; {
+	case s.Limits+s.Bad == 0 && unlimited:
 		r.log.Warn("registry: there are no limits: every call passes")
+	case s.Limits+s.Bad > 0 && s.Limits+s.Bad == s.Disabled:
+		r.log.Warn("registry: every limit is off: its calls pass", "limits", s.Limits)
+	}
+}
+
+// logOutdated logs rows that are not in force because a table has given later ones.
+func (r *Registry) logOutdated(names []string) {
+	if len(names) > 0 {
+		r.log.Warn("registry: rows are earlier than others that a table has given, which stay in force; if the source lags behind, that ends by itself, else modify the rows, or reset their buckets",
+			"rows", len(names), "buckets", first(names))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 // Otherwise is the policy for calls of names without a valid row ([WithUnknown], [WithBadRows]).
@@ -24,8 +25,8 @@ func Refuse() Otherwise { return Otherwise{refuse: true} }
 
 // Default gives each name a bucket of its own with this limit; its Name is ignored. [WithMaxUnknown] bounds the limiters for names without a
 // row. If a limiter is dropped, its bucket stays in the store and is used again when the name returns. Any string is accepted as a name:
-// invalid UTF-8 and an empty name become "?", and only the first 512 bytes count. If that is the name of a row, the bucket has another name, so
-// that it never is the row's.
+// invalid UTF-8 and an empty name become "?", and only the first 512 bytes count. The bucket never is that of a row: its name begins with %unknown: or
+// %bad:, so neither a row that has ended nor one that another process has loaded decides about it.
 func Default(limit Limit) Otherwise {
 	own := limit.clone()
 	return Otherwise{limit: &own}
@@ -137,12 +138,12 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithAllowEmpty accepts at once a table that is empty, or has lost more than half of its rows since the load before. Without it the lost
-// limits stay in force until three consecutive loads agree, and the loss is reported until a person confirms it (Loss). It excludes
+// WithAllowEmpty accepts at once a table that is empty, or has lost more than half of its limits. Without it the lost limits stay in force until three
+// consecutive loads agree which these are, and the loss is reported until a person confirms it (Loss). It excludes
 // [WithConfirmedLosses].
 func WithAllowEmpty() Option {
 	return func(s *settings) error {
-		return s.believe(atOnce, "allow empty")
+		return s.believe(rows.AtOnce, "allow empty")
 	}
 }
 

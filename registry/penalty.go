@@ -62,7 +62,8 @@ func (r *Registry) Penalty(name string) (p Penalty, own bool) {
 	case e.of != nil:
 		return e.limit.Penalty, !strings.HasSuffix(e.limit.Name, othersMark)
 	}
-	_, open := e.limit.rest(name, r.parts)
+	row := Limit{Name: e.row()}
+	_, open := row.rest(name, r.parts)
 	return e.limit.Penalty, !open
 }
 

@@ -112,14 +112,3 @@ func unique(s string) string {
 	tail := hashMark + hex.EncodeToString(h.Sum(nil)[:16])
 	return strings.ToValidUTF8(s[:min(len(s), maxName-len(tail))], "") + tail
 }
-
-// disputeKeys implements dispute for a row with a bucket for each key: it returns the highest version that any key needs.
-func (r *Registry) disputeKeys(row *entry) int64 {
-	version := row.version
-	r.keys.each(row, func(e *entry) {
-		if e.limiter.Load() != nil {
-			version = max(version, r.dispute(e))
-		}
-	})
-	return version
-}

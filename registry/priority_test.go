@@ -66,7 +66,7 @@ func TestPriorityOfARowChanges(t *testing.T) {
 		require.Equal(t, p, l.Priority())
 		_, err = limits.Enter(t.Context(), "/a")
 		require.NoError(t, err)
-		require.EqualValues(t, 1, l.InForce().Version)
+		require.EqualValues(t, 1<<10, l.InForce().Version)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry/internal/admission"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 var (
@@ -39,10 +40,9 @@ type Registry struct {
 	off      watch // of all names: the switch is on again
 
 	callers callers
-	past    past
 	slots   map[string]*admission.Slot // of rows with more than a rate, removed ones included; guarded by turn
 
-	lost       losses
+	machine    machine   // decides which rows are in force
 	lossUnread time.Time // when unreadable confirmations were last logged; used by mind only
 
 	turn    chan struct{} // a lock for loads
@@ -66,7 +66,7 @@ type settings struct {
 	badRows        Otherwise
 	maxUnknown     int
 	maxKeyLimiters int
-	lossPolicy     lossPolicy
+	lossPolicy     rows.Policy
 	confirmations  Confirmations // nil if confirmations count in this process only
 	maxKeys        int
 	strict         bool
@@ -84,10 +84,18 @@ type settings struct {
 	settlements    tokenbucket.Settlements // of all limiters
 }
 
+// machine decides which rows are in force.
+type machine struct {
+	mu sync.Mutex // guards losses; only one load at a time changes rules
+	*rows.Machine[content]
+}
+
 // entry is one row in force.
 type entry struct {
-	limit     Limit
-	version   int64 // version of the limiter's configuration, at least the row's own
+	limit     Limit   // its Name is that of the bucket
+	name      string  // that calls have, if the bucket has another: without a row, or of a row that never was valid (Default)
+	content   content // of a valid row
+	version   int64   // version of the limiter's configuration, at least the row's own
 	wait      time.Duration
 	bad       bool                                    // no version of the row was valid, so WithBadRows decides
 	limiter   atomic.Pointer[tokenbucket.RateLimiter] // nil until the first call
@@ -97,7 +105,6 @@ type entry struct {
 	watch     watch                                   // while no limiter is in force
 	over      atomic.Bool                             // another is in force in place of it, or a cache has dropped it: it is never found again
 	slot      *admission.Slot                         // nil if the row has a rate only
-	disputed  int                                     // consecutive loads that found another configuration in force in the bucket
 	replaced  time.Time                               // when a bucket of the other kind was last reset; guarded by kinds
 	of        *entry                                  // the entry of the row, for a key of a row; else nil
 	unmatched *RowError                               // why the row matches no call; nil if it may match one
@@ -131,12 +138,12 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
-	r.lost.policy = r.lossPolicy
+	r.machine.Machine = rows.New[content](r.lossPolicy)
 	r.admissions.Log, r.admissions.Bypassed = r.log, r.bypass
 	r.unnamed.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
 	r.unnamed.dropped, r.keys.dropped = r.drop, r.drop
 	r.callers = callers{most: r.maxKeys, seed: maphash.MakeSeed(), log: r.log}
-	if r.unnamed.name = r.unnamedBucket; r.parts {
+	if r.unnamed.name = bucketName; r.parts {
 		r.unnamed.name = unique
 	}
 	r.ctx, r.close = context.WithCancel(context.Background())
@@ -364,7 +371,7 @@ func (s *settings) limiterOptions() []tokenbucket.Option {
 // empty for the bucket of a row itself.
 func (e *entry) label() string {
 	if e.of == nil {
-		return ""
+		return e.name
 	}
 	return e.of.limit.Name
 }

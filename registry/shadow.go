@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
@@ -38,16 +37,6 @@ func (r *Registry) consequence(bad *RowError) string {
 		return "its calls pass, and count as refused: it is in shadow"
 	}
 	return r.badRows.describe()
-}
-
-// countShadows records the names of the rows in shadow that are not disabled, sorted.
-func (r *Registry) countShadows(next map[string]*entry, load *Load) {
-	for name, e := range next {
-		if e.limit.Shadow && !e.limit.Disabled {
-			load.Shadow = append(load.Shadow, name)
-		}
-	}
-	slices.Sort(load.Shadow)
 }
 
 // logShadows logs the rows in shadow if they have changed.

@@ -22,6 +22,9 @@ type Table struct {
 	Limits []Limit
 	// Rejected has the rows that the source could not read: see WithBadRows.
 	Rejected []RowError
+	// ByName reports that only its name identifies a row from one load to the next, as in a file, and that Row is for messages. Otherwise Row does, so
+	// that a row whose name cannot be read any more keeps its last valid limit. By name that holds for all limits whose rows are gone meanwhile.
+	ByName bool
 }
 
 // Limit is the configuration of one bucket: a row of the table.
@@ -64,7 +67,8 @@ type Limit struct {
 	// lets no call pass.
 	NoRate bool
 	// Version decides which of two contents of one name is in force in the whole fleet: the higher one. It is usually the time of the last
-	// modification, in microseconds since 1970, UTC; 0 means unknown.
+	// modification, in microseconds since 1970, UTC; 0 means unknown. A lower version than this process or another has loaded does not take effect: see
+	// Stats.Outdated. Times within a millisecond count as one.
 	Version int64
 	// PerKey gives each key a bucket of its own, with this limit. A key is the part of a name that the row's name leaves open: the further
 	// parts (WithParts), or the text that the * matches. With PerKey the row's name has at most 256 bytes.
@@ -93,6 +97,8 @@ type RowError struct {
 	Want string
 	// Err is the error of the limiter's constructor, if that rejected the row. Field, Value and Want are empty then.
 	Err error
+	// InForce is the Row in force for the name, if the row was rejected only because of that one.
+	InForce string
 	// Shadow reports whether the row is in shadow (Limit.Shadow), if that could be read.
 	Shadow bool
 	// Consequence is the outcome for calls of the name, in words. The Registry sets it.

@@ -20,8 +20,13 @@ type Load struct {
 	Rows, Limits, Added, Changed, Kept, Removed int
 	// Bad is the number of names whose rows never were valid, so that WithBadRows decides about their calls.
 	Bad int
-	// Held is the number of limits that are in force although their rows are gone, because more than half of the table is (WithAllowEmpty).
+	// Held is the number of limits that are in force although their rows are gone or off, because more than half of the table is (WithAllowEmpty).
 	Held int
+	// Disabled is the number of limits that are off (Limit.Disabled).
+	Disabled int
+	// Outdated has the names of rows whose version is earlier than another that a table has given: to this process before, so that the earlier limit stays
+	// in force, or to another process, so that its limit is in force in the bucket. The source may be a replica that lags behind.
+	Outdated []string
 	// Shadow has the names of the limits in shadow, which refuse no call (Limit.Shadow).
 	Shadow []string
 	// Rejected rows, each with its consequence.
@@ -43,8 +48,9 @@ type Stats struct {
 	Limits, Limiters, Unknown, Keys int
 	// Shared is the number of calls whose keys had no bucket of their own: see WithMaxKeys.
 	Shared int
-	// Bad names and Held limits: see Load.
-	Bad, Held int
+	// Bad names, Held and Disabled limits, and Outdated rows: see Load.
+	Bad, Held, Disabled int
+	Outdated            []string
 	// Loss of limits that is not confirmed yet; the zero Loss if there is none.
 	Loss Loss
 	// Shadow has the names of the limits in shadow (Limit.Shadow). AllShadow reports whether all limits are (WithShadow).
@@ -68,7 +74,7 @@ func (r *Registry) Stats() Stats {
 	s.Unmatched = slices.Clone(s.Unmatched)
 	s.Rejected, s.Shadow, s.AllShadow = slices.Clone(s.Rejected), slices.Clone(s.Shadow), r.shadow
 	s.Faults, s.Faulty = r.faults.all()
-	s.Loss = r.lost.now()
+	s.Outdated, s.Loss = slices.Clone(s.Outdated), r.loss()
 	s.Age = time.Since(s.LastGood)
 	for _, e := range r.limits.Load().rows {
 		if e.limiter.Load() != nil {

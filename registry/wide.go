@@ -41,7 +41,7 @@ func newWide(rows map[string]*entry, parts bool) wide {
 		if a.text != b.text {
 			return strings.Compare(a.text, b.text)
 		}
-		return strings.Compare(b.row.limit.Name, a.row.limit.Name) // the prefix /a| of /a comes after that of /a|*, so find returns /a
+		return strings.Compare(b.row.row(), a.row.row()) // the prefix /a| of /a comes after that of /a|*, so find returns /a
 	})
 	for i := 1; i < len(w.begins); i++ {
 		up := i - 1

@@ -205,7 +205,7 @@ func (t *table) add(l registry.Limit, nameColumn string) {
 	}
 	t.Limits[i] = stays
 	t.Rejected = append(t.Rejected, registry.RowError{Row: goes.Row, Name: goes.Name, Field: nameColumn, Value: registry.ShortValue([]byte(goes.Name)),
-		Want: fmt.Sprintf("one row for each name: row %s is newer, or has a larger key", stays.Row)})
+		Want: fmt.Sprintf("one row for each name: row %s is newer, or has a larger key", stays.Row), InForce: stays.Row})
 }
 
 // Newer reports whether a rather than b is in force if both rows have one name. The order is the same in every process.

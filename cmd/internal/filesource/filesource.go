@@ -28,15 +28,33 @@ import (
 // mostBytes bounds the file: one that is larger is not a list of limits.
 const mostBytes = 16 << 20
 
-// Source is a file. Nothing is kept between two loads.
+// Source is a file. Between two loads it keeps the time of the file only.
 type Source struct {
 	Path string
 	// Quota says that items are hard quotas unless they say otherwise; Jitter is theirs unless they name one, 0 to 1 s.
 	Quota  bool
 	Jitter time.Duration
+
+	modified time.Time // of the file that was loaded last
+	version  int64
 }
 
-// Load implements registry.Source. It returns soon after ctx ends. The version of all limits is the time at which the file was modified.
+// versionOf returns the version of a file that was modified at that time: the time, unless an older file was put in place of a newer one. Then it is the
+// present time, since that file is in force now.
+func (s *Source) versionOf(modified time.Time) int64 {
+	if modified.Equal(s.modified) {
+		return s.version
+	}
+	version := max(modified.UnixMicro(), 0)
+	if version <= s.version {
+		version = max(time.Now().UnixMicro(), s.version+1)
+	}
+	s.modified, s.version = modified, version
+	return version
+}
+
+// Load implements registry.Source. It returns soon after ctx ends. The version of all limits is the time at which the file was modified, or put in
+// place of a newer one.
 func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	text, modified, err := s.read()
 	if err != nil {
@@ -46,7 +64,7 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	if err != nil {
 		return registry.Table{}, fmt.Errorf("filesource: %s: %w", s.Path, err)
 	}
-	var t registry.Table
+	t, version := registry.Table{ByName: true}, s.versionOf(modified)
 	lines := map[string]int{} // of names
 	for _, n := range items {
 		if err := ctx.Err(); err != nil {
@@ -54,10 +72,11 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 		}
 		p := parser{file: filepath.Base(s.Path), line: n.Line}
 		// The line is no part of Row: limits do not change because a line was added above them.
-		p.limit = registry.Limit{Row: p.file, Version: max(modified.UnixMicro(), 0), MaxWait: registry.DefaultMaxWait, Quota: s.Quota, Jitter: s.Jitter}
+		p.limit = registry.Limit{Row: p.file, Version: version, MaxWait: registry.DefaultMaxWait, Quota: s.Quota, Jitter: s.Jitter}
 		bad := p.read(n)
 		if first, twice := lines[p.limit.Name]; bad == nil && twice {
 			bad = p.reject("name", p.nodes["name"], fmt.Sprintf("a name of its own: line %d has it, and stays in force", first))
+			bad.InForce = fmt.Sprint(p.file, ":", first)
 		}
 		if bad != nil {
 			t.Rejected = append(t.Rejected, *bad)

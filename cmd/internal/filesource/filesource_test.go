@@ -3,6 +3,7 @@ package filesource
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -80,7 +81,7 @@ func TestBadDocuments(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 	table, err := write(t, "limits: []").Load(t.Context())
 	require.NoError(t, err)
-	require.Zero(t, table)
+	require.Equal(t, registry.Table{ByName: true}, table)
 }
 
 // The line of a document that is no YAML is the one that must be repaired, however many are before and after.
@@ -362,4 +363,53 @@ func FuzzLoad(f *testing.F) {
 			require.True(t, l.Rate >= 0 && l.MaxWait >= 0 && l.MaxWait <= 1<<53*time.Microsecond && !math.IsInf(l.Rate, 0))
 		}
 	})
+}
+
+// A file that is put in place of a newer one, as a backup is, is newer than that.
+func TestOlderFileIsPutBack(t *testing.T) {
+	s := write(t, "limits:\n  - {name: /a, rate: 5}\n")
+	began := time.Now().Truncate(time.Second)
+	var last int64
+	for i, modified := range []time.Time{began.Add(-time.Hour), began.Add(-time.Minute), began.Add(-2 * time.Hour), began.Add(-time.Hour)} {
+		require.NoError(t, os.Chtimes(s.Path, modified, modified))
+		for range 2 {
+			table, err := s.Load(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, i < 2, table.Limits[0].Version == modified.UnixMicro())
+			require.GreaterOrEqual(t, table.Limits[0].Version, last)
+			last = table.Limits[0].Version
+		}
+	}
+}
+
+// An item whose name cannot be read any more keeps its last valid limit, whatever its name has become.
+func TestNameTurnsBad(t *testing.T) {
+	for _, name := range []string{"nam: /a", "name:", "name: []", "name: [/a]", "name: /a*b", `name: ""`, "name: " + strings.Repeat("x", 513)} {
+		for _, others := range []string{"", "  - {name: /b, rate: 7}\n"} {
+			s := write(t, "limits:\n  - {name: /a, rate: 2, max_wait: 0, burst: 2}\n"+others)
+			limits, err := registry.New(s, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour),
+				registry.WithLimiterOptions(tokenbucket.WithInitialPermits(2)), registry.WithLogger(slog.New(slog.DiscardHandler)))
+			require.NoError(t, err)
+			load := func(text string) {
+				t.Helper()
+				require.NoError(t, os.WriteFile(s.Path, []byte(text), 0o600))
+				require.NoError(t, limits.Reload(t.Context()))
+			}
+			load("# a line more\nlimits:\n  - {" + name + ", rate: 1000}\n" + others)
+			passed := 0
+			for range 20 {
+				a, err := limits.Enter(t.Context(), "/a")
+				require.NoError(t, err)
+				if a.OK {
+					passed++
+				}
+			}
+			require.LessOrEqual(t, passed, 3, name)
+			require.Len(t, limits.Stats().Rejected, 1)
+			require.True(t, limits.Has("/a"))
+			load("limits:\n  - {name: /c, rate: 1000}\n" + others)
+			require.False(t, others != "" && limits.Has("/a"), "the item is gone")
+			limits.Close()
+		}
+	}
 }

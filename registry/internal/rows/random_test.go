@@ -1,0 +1,179 @@
+package rows
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// model has the rules of docs/gateway.md about rows that come, go, are off and turn bad, for tables without keys and times.
+type model struct {
+	inForce, missing, base map[string]text // missing and base: names only; base is nil without a loss
+	lacked                 []string        // the limits that the last load lacked
+	agreed                 int             // loads in a row that lacked the same
+}
+
+func limiting(rows map[string]text) map[string]text {
+	rows = maps.Clone(rows)
+	maps.DeleteFunc(rows, func(_ string, t text) bool { return t.Off() })
+	return rows
+}
+
+// load is a load of valid rows, and of bad ones by name; "" is one whose name cannot be read.
+func (m *model) load(given map[string]text, bad []string) {
+	next := maps.Clone(given)
+	for name, was := range m.inForce {
+		if _, ok := next[name]; !ok && (slices.Contains(bad, name) || slices.Contains(bad, "")) {
+			next[name] = was // the last valid limit of a bad row
+		}
+	}
+	has := limiting(next)
+	absent := func(rows map[string]text) []string {
+		return slices.DeleteFunc(slices.Sorted(maps.Keys(rows)), func(name string) bool { _, ok := has[name]; return ok })
+	}
+	lacks, known := absent(limiting(m.inForce)), limiting(m.inForce)
+	maps.DeleteFunc(m.missing, func(name string, _ text) bool { _, ok := has[name]; return ok })
+	maps.Copy(known, m.missing)
+	if doubt := 2*len(absent(known)) > len(known); m.base == nil && doubt && len(lacks) > 0 {
+		m.base, m.lacked = known, nil // more than half of what was confirmed
+	}
+	if m.agreed++; !slices.Equal(lacks, m.lacked) {
+		m.agreed = 1
+	}
+	m.lacked = lacks
+	few := 2*len(absent(m.base)) <= len(m.base)
+	mine := slices.ContainsFunc(lacks, func(name string) bool { _, ok := m.base[name]; return ok })
+	gone := slices.ContainsFunc(lacks, func(name string) bool { _, ok := next[name]; return !ok })
+	if m.base != nil && len(lacks) > 0 && m.agreed < 3 && (gone || len(lacks) > 1) && (mine || !few) {
+		for _, name := range lacks {
+			next[name] = m.inForce[name]
+		}
+	} else {
+		for _, name := range lacks {
+			m.missing[name] = ""
+		}
+		if m.base != nil && few { // the rows are back, and limits that came instead of them do not count
+			maps.DeleteFunc(m.missing, func(name string, _ text) bool { _, ok := m.base[name]; return !ok })
+			m.base = nil
+		}
+		m.lacked = nil
+	}
+	m.inForce = next
+}
+
+// confirm is a person's confirmation. A loss that is held ends with the next load, so it is left out here.
+func (m *model) confirm() { m.base, m.missing, m.lacked = nil, map[string]text{}, nil }
+
+// Ten thousand random histories of rows leave in force what the model says.
+func TestRandomHistories(t *testing.T) {
+	names := []string{"a", "b", "c", "d", "e"}
+	for seed := range uint64(10_000) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		m, want, now := New[text](AfterLoads), &model{missing: map[string]text{}}, time.Unix(0, 0)
+		given, story := map[string]text{}, ""
+		for range 12 {
+			var bad []string
+			if r.IntN(3) > 0 { // else the same table again
+				for _, name := range names[:1+r.IntN(len(names))] {
+					switch k := r.IntN(10); {
+					case k < 4:
+						given[name] = text(fmt.Sprint(1+r.IntN(2), "/s"))
+					case k < 7:
+						delete(given, name)
+					case k < 8:
+						given[name] = "off"
+					case k < 9 && want.inForce[name] != "": // a row that never was valid is no part of the model
+						bad = append(bad, name)
+						delete(given, name)
+					case r.IntN(4) == 0:
+						bad = append(bad, "")
+					}
+				}
+			}
+			table := Table[text]{}
+			for name, content := range given {
+				table.Rows = append(table.Rows, Row[text]{Name: name, Content: content})
+			}
+			for _, name := range bad {
+				table.Bad = append(table.Bad, Bad{Name: name})
+			}
+			now = now.Add(time.Second)
+			step := m.Load(now, &table)
+			want.load(given, bad)
+			got := map[string]text{}
+			for name, rule := range step.Rules {
+				got[name] = rule.Content
+			}
+			story += fmt.Sprint(given, " bad ", bad, " → ", got, "\n")
+			require.Equal(t, want.inForce, got, "%d:\n%s", seed, story)
+			require.Equal(t, want.base != nil, !m.Loss().Since.IsZero(), "%d:\n%s", seed, story)
+			if r.IntN(6) == 0 && !m.Loss().Held {
+				m.Confirm()
+				want.confirm()
+				story += "confirmed\n"
+			}
+		}
+	}
+}
+
+// Processes load the table as it is now or was before, in any order. The bucket that they share always has the latest row that one of them has loaded, and
+// a rate that was set by hand is replaced once two loads in a row have found it.
+func TestLaggingReplicas(t *testing.T) {
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		var processes [3]*Machine[text]
+		var has [3]int // the latest row that each has loaded
+		for i := range processes {
+			processes[i], has[i] = New[text](AfterLoads), -1
+		}
+		latest, bucket, content, byHand := 0, int64(-1), text(""), false
+		for range 60 {
+			latest += r.IntN(8) / 7
+			i := r.IntN(len(processes))
+			loads := r.IntN(latest + 1)
+			if has[i] < 0 || r.IntN(4) > 0 {
+				loads = max(loads, has[i]) // at most as far back as it has been, and each on the way there
+			}
+			for at := range loads + 1 {
+				if at <= has[i] && at < loads {
+					continue
+				}
+				row := Row[text]{Name: "a", Version: int64(10 + at), Content: text(fmt.Sprint(at, "/s"))}
+				differs := map[string]int64{}
+				if rule := processes[i].Rule("a"); rule != nil && rule.Content != content {
+					differs["a"] = bucket
+				}
+				rule := processes[i].Load(time.Unix(0, 0), &Table[text]{Rows: []Row[text]{row}, Differs: differs}).Rules["a"]
+				if rule.Bucket > bucket {
+					bucket, content, byHand = rule.Bucket, rule.Content, false
+				}
+				has[i] = max(has[i], at)
+			}
+			if newest := slices.Max(has[:]); !byHand {
+				require.Equal(t, text(fmt.Sprint(newest, "/s")), content, "%d", seed)
+				require.Equal(t, Version(int64(10+newest)), given(bucket))
+			}
+			if r.IntN(20) == 0 {
+				bucket, content, byHand = bucket+1, "by hand", true
+			}
+		}
+		for i := range processes { // all have caught up
+			for range 6 {
+				row := Row[text]{Name: "a", Version: int64(10 + latest), Content: text(fmt.Sprint(latest, "/s"))}
+				differs := map[string]int64{}
+				if processes[i].Rule("a") != nil && processes[i].Rule("a").Content != content {
+					differs["a"] = bucket
+				}
+				if rule := processes[i].Load(time.Unix(0, 0), &Table[text]{Rows: []Row[text]{row}, Differs: differs}).Rules["a"]; rule.Bucket > bucket {
+					bucket, content = rule.Bucket, rule.Content
+				}
+			}
+		}
+		require.Equal(t, text(fmt.Sprint(latest, "/s")), content, "%d", seed)
+	}
+}

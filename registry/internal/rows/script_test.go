@@ -1,0 +1,160 @@
+package rows
+
+import (
+	"bufio"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// text is the content of a row in a script: "5/s", "off", or any other word. What follows a + is not kept in buckets.
+type text string
+
+func (t text) Same(o text) bool       { return t == o }
+func (t text) SameBucket(o text) bool { return before(t) == before(o) }
+func (t text) Off() bool              { return t == "off" }
+
+func before(t text) string { b, _, _ := strings.Cut(string(t), "+"); return b }
+
+// script runs a script of testdata. Its lines are
+//
+//	policy losses are never accepted
+//	load a=5/s b=7/s@30#2 bad:c#3 bad:?     a row of b with the time 30 and the key 2; rows that are bad, the last without a name
+//	differs a=30                            the next load finds that version in the bucket of a, with another content; 30+2 is made up
+//	confirm
+//	wait 25h
+//	→ a 5/s, b 7/s (held)                   what is in force then; or the bucket's version: a 5/s @30+1
+//	→ lost 2 of 3: a b, held                the loss; "no loss"
+//	→ events a ended                        what the last load has changed
+type script struct {
+	*Machine[text]
+	now     time.Time
+	differs map[string]int64
+	last    Step[text]
+}
+
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		f, err := os.Open(file)
+		require.NoError(t, err)
+		var s *script
+		lines := bufio.NewScanner(f)
+		for n := 1; lines.Scan(); n++ {
+			line, _, _ := strings.Cut(lines.Text(), "//")
+			at := fmt.Sprintf("%s:%d: %s", file, n, line)
+			verb, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+			switch rest = strings.TrimSpace(rest); verb {
+			case "":
+			case "==":
+				s = &script{Machine: New[text](AfterLoads), now: time.Unix(0, 0), differs: map[string]int64{}}
+			case "policy":
+				s.policy = map[string]Policy{"at once": AtOnce, "once confirmed": OnceConfirmed}[rest]
+			case "load":
+				s.now = s.now.Add(time.Second)
+				s.load(t, at, rest)
+			case "differs":
+				name, version, _ := strings.Cut(rest, "=")
+				s.differs[name] = parse(t, version)
+			case "confirm":
+				s.Confirm()
+			case "wait":
+				d, err := time.ParseDuration(rest)
+				require.NoError(t, err, at)
+				s.now = s.now.Add(d)
+			case "→":
+				s.expect(t, at, rest)
+			default:
+				t.Fatal(at)
+			}
+		}
+		require.NoError(t, lines.Err())
+		require.NoError(t, f.Close())
+	}
+}
+
+// parse reads 30 or 30+2.
+func parse(t *testing.T, version string) int64 {
+	given, made, _ := strings.Cut(version, "+")
+	v, err := strconv.ParseInt(given, 10, 64)
+	require.NoError(t, err)
+	m, _ := strconv.ParseInt("0"+made, 10, 64)
+	return Version(v) + m
+}
+
+func (s *script) load(t *testing.T, at, rows string) {
+	table := Table[text]{Differs: s.differs}
+	s.differs = map[string]int64{}
+	for _, r := range strings.Fields(rows) {
+		r, id, _ := strings.Cut(r, "#")
+		if name, bad := strings.CutPrefix(r, "bad:"); bad {
+			table.Bad = append(table.Bad, Bad{ID: id, Name: strings.Trim(name, "?")})
+			continue
+		}
+		if name, twin := strings.CutPrefix(r, "twin:"); twin {
+			table.Bad = append(table.Bad, Bad{ID: id, Name: name, Twin: true})
+			continue
+		}
+		r, version, _ := strings.Cut(r, "@")
+		name, content, ok := strings.Cut(r, "=")
+		require.True(t, ok, at)
+		v, _ := strconv.ParseInt("0"+version, 10, 64)
+		table.Rows = append(table.Rows, Row[text]{name, id, v, text(content)})
+	}
+	s.last = s.Load(s.now, &table)
+}
+
+func (s *script) expect(t *testing.T, at, want string) {
+	switch l := s.Loss(); {
+	case want == "no loss":
+		require.Zero(t, l, at)
+	case strings.HasPrefix(want, "lost "):
+		is := fmt.Sprintf("lost %d of %d: %s", len(l.Names), l.Before, strings.Join(l.Names, " "))
+		if l.Off > 0 {
+			is += fmt.Sprintf(", %d off", l.Off)
+		}
+		if l.Held {
+			is += ", held"
+		}
+		require.Equal(t, want, is, at)
+	case strings.HasPrefix(want, "events"):
+		is := "events"
+		for _, e := range s.last.Events {
+			is += " " + e.Name + " " + e.Kind.String()
+		}
+		require.Equal(t, want, is, at)
+	default:
+		var is []string
+		for _, name := range slices.Sorted(maps.Keys(s.last.Rules)) {
+			r := s.last.Rules[name]
+			line := name + " " + string(r.Content)
+			if r.State == NeverValid {
+				line = name
+			}
+			if r.State != InForce {
+				line += " (" + r.State.String() + ")"
+			}
+			if strings.Contains(want, name+" "+string(r.Content)+" @") || strings.Contains(want, line+" @") {
+				line += fmt.Sprintf(" @%d", given(r.Bucket)/made)
+				if up := r.Bucket - given(r.Bucket); up > 0 {
+					line += fmt.Sprintf("+%d", up)
+				}
+			}
+			is = append(is, line)
+		}
+		if len(is) == 0 {
+			is = []string{"nothing"}
+		}
+		require.Equal(t, want, strings.Join(is, ", "), at)
+	}
+}
