@@ -189,7 +189,7 @@ func (r *Registry) enact(was *entry, rule *rows.Rule[content]) *entry {
 	if !rule.Valid() {
 		return r.enactBad(was, rule)
 	}
-	if was != nil && was.limit.Name != rule.Name {
+	if was != nil && was.bad {
 		was = nil // it never was valid
 	}
 	if was != nil && was.version == rule.Bucket && was.content == rule.Content {
