@@ -104,7 +104,7 @@ func (s *source) build(now time.Duration) *flight {
 		return nil
 	}
 	f := &flight{sent: now}
-	calm := c.health.calm(now)
+	calm := c.health.calm(now) || c.waiters.apart // what was put off is sent with each batch: newer requests would overtake it
 	f.change = c.limits.take()
 	f.releases = c.releases.take(now, calm)
 	if calm && c.view.check(now, c.heartbeat, len(c.waiters.sent)) {

@@ -58,6 +58,11 @@ func (h *health) calm(now time.Duration) bool { return now >= h.notUntil }
 // failed postpones such requests after a failed batch.
 func (h *health) failed(now time.Duration) { h.notUntil = now + h.pause }
 
+// undecided postpones them after a batch that was decided in part, and took so long: the store has half of its time for others.
+func (h *health) undecided(now, took time.Duration) {
+	h.notUntil = now + min(h.pause, max(movingPause, took))
+}
+
 // recovered ends that.
 func (h *health) recovered() { h.notUntil = 0 }
 

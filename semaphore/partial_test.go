@@ -35,7 +35,11 @@ func (p *partial) Apply(ctx context.Context, b *store.Batch) (*store.Report, err
 	if err != nil {
 		return nil, err
 	}
-	p.released.Add(int64(len(r.Left)))
+	for _, was := range r.Left {
+		if was == store.Holding {
+			p.released.Add(1)
+		}
+	}
 	p.renewed.Add(int64(len(r.Renewed)))
 	time.Sleep(time.Millisecond)
 	return nil, &store.Partial{Left: r.Left, Renewed: r.Renewed, Err: errMoves}

@@ -82,6 +82,10 @@ var (
 	parseSource string
 	//go:embed lua/apply.lua
 	applySource string
+	//go:embed lua/fetch.lua
+	fetchSource string
+	//go:embed lua/adopt.lua
+	adoptSource string
 	//go:embed lua/holders.lua
 	holdersSource string
 	//go:embed lua/leases.lua
@@ -92,6 +96,8 @@ var (
 	statsSource string
 
 	applyScript   = script.New(parseSource + applySource)
+	fetchScript   = script.New(fetchSource)
+	adoptScript   = script.New(adoptSource)
 	holdersScript = script.New(parseSource + holdersSource)
 	leasesScript  = script.New(leasesSource)
 	packScript    = script.New(packSource)
@@ -106,7 +112,7 @@ func (r *redisStore) Apply(ctx context.Context, b *store.Batch) (*store.Report, 
 
 // applyBy is Apply with another client of the same server.
 func (r *redisStore) applyBy(ctx context.Context, client script.Client, b *store.Batch) (*store.Report, error) {
-	if r.quiet.Load() {
+	if r.quiet.Load() && !r.moves() {
 		report, err := r.quietly(ctx, client, b)
 		if report != nil || err != nil {
 			return report, err
@@ -121,7 +127,7 @@ func (r *redisStore) step(ctx context.Context, client script.Client, b *store.Ba
 		return nil, false, r.partly(ctx, client, b, errApart)
 	}
 	reply, err := applyScript.RunTogether(ctx, client, len(r.keys), r.arguments(r.keys[:], b)...)
-	if script.KeysApart(err) {
+	if script.KeysApart(err) && (!r.quiet.Load() || b.SetPermits != 0 || b.AddPermits != 0) {
 		reply, err = r.moving(ctx, client, b)
 	}
 	if script.KeysApart(err) {

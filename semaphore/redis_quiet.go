@@ -57,7 +57,7 @@ func quiet(b *store.Batch) bool {
 		return false
 	}
 	for i := range b.Enter {
-		if e := &b.Enter[i]; e.Permits == 0 || !plain(e.ID) || !plain(e.Label) {
+		if e := &b.Enter[i]; e.Permits == 0 && b.PatienceMicros >= 0 || !plain(e.ID) || !plain(e.Label) {
 			return false
 		}
 	}

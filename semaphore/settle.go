@@ -134,25 +134,32 @@ func (s *source) settleLate(f *flight, report *store.Report, err error, now time
 // partly hands out the results of a batch that was decided in part, and queues the rest again. The coordinator's mu must be held.
 func (s *source) partly(f *flight, p *store.Partial, now time.Duration) {
 	c := s.coordinator
-	c.health.failed(now)
+	c.health.undecided(now, now-f.sent)
 	c.limits.putBack(f.change)
 	for i, was := range p.Left {
-		if l := f.releases[i]; was == store.Holding {
+		if l := f.releases[i]; was == store.Holding || p.Fresh {
 			l.was = was
 			l.finish(nil)
+			f.releases[i] = nil
 		}
 	}
-	c.releases.putBack(slices.DeleteFunc(f.releases, func(l *release) bool { return l.was == store.Holding }))
+	c.releases.putBack(slices.DeleteFunc(f.releases, func(l *release) bool { return l == nil }))
 	c.held.renewAgain(f.renew, now)
 	for i, ok := range p.Renewed {
-		if ok {
-			c.held.renewed(f.renew[i], true, f.sent)
+		if ok || p.Fresh {
+			c.held.renewed(f.renew[i], ok, f.sent)
 		}
 	}
-	for i, a := range p.Entered {
-		c.entered(f.enter[i], a, f.sent, now)
+	var off []*request
+	for i, r := range f.enter {
+		switch {
+		case i >= len(p.Entered), p.Entered[i].Outcome == store.Queued && r.wait:
+			off = append(off, r)
+		default:
+			c.entered(r, p.Entered[i], f.sent, now)
+		}
 	}
-	c.waiters.putOff(f.enter[len(p.Entered):])
+	c.waiters.putOff(off)
 	if p.Fresh && c.waiters.notOf(f) {
 		c.waiters.askAgain(nil)
 	}

@@ -49,10 +49,10 @@ func (w *waiters) add(r *request, most int) bool {
 }
 
 // take removes and returns the requests of the next batch. The first resent of them were sent before; if calm is false, there are none of
-// these, unless they were put off: newer requests would overtake them.
+// these.
 func (w *waiters) take(calm bool) (enter []*request, resent int) {
 	wanted := func(r *request) bool { return !r.done }
-	if calm || w.apart {
+	if calm {
 		enter, w.resend = cut(w.resend, wanted)
 	}
 	resent = len(enter)

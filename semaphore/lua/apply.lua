@@ -92,6 +92,7 @@ local function remember(who, till, notified)
   new[procs] = true
 end
 if quiet then
+  for _, key in ipairs({held, info, queue, procs, idle}) do call('DEL', key) end -- pack.lua may have left some where the slot moves
   call('HDEL', state, 'quiet')
   for _, p in ipairs(quiet.processes) do remember(p[1], unpack(p.numbers)) end
   for _, h in ipairs(quiet.holders) do
@@ -244,6 +245,9 @@ for i = 1, leaves do
   end
   reply[#reply + 1] = standing
 end
+-- A key that is made again is the newest, and servers that move the newest keys first would part it from the others. So held stays.
+local stands = used == 0 and ended[1]
+if stands then call('ZADD', held, int(now), '') end
 send('ZREM', held, ended)
 write()
 
@@ -417,6 +421,7 @@ for i = 1, enters do
   reply[#reply + 1] = outcome .. ' ' .. int(number) .. ' ' .. int(place)
 end
 write()
+if stands then call('ZREM', held, '') end
 
 local waiters = {} -- fields of procs to write
 for owner, p in pairs(others) do

@@ -2,7 +2,8 @@
 -- be deleted but not made, and one key can be used wherever it is. Requests that wait are dropped. Their processes send them again, since
 -- they find that the store does not know them (Report.Fresh).
 --
--- KEYS      those of state, held, info, queue, procs and idle that exist; the others are nowhere
+-- KEYS      those of state, held and info that exist; the others of them are nowhere. Where queue, procs and idle are does not matter: apply.lua
+--           deletes them when it reads the field.
 -- returns   1, or nothing if the state cannot be in the field, or is there already; then nothing was changed
 
 local keys = {}

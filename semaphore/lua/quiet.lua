@@ -2,8 +2,9 @@
 -- It leaves unusual batches to apply.lua and changes nothing then. It has no functions and tables, for each would cost as much as a command.
 --
 -- KEYS      state
--- ARGV      process, '<dddddddd' of deadline (0: none), lease, patience, permits, version that the process knows, and the numbers of
---           the following ids to leave, ids to renew, and entries of id, permits (below 0: it does not wait), label
+-- ARGV      process, '<dddddddd' of deadline (0: none), lease, patience (below 0: what cannot be granted waits in its process), permits, version
+--           that the process knows, and the numbers of the following ids to leave, ids to renew, and entries of id, permits (below 0: it does
+--           not wait), label
 -- returns   nothing, or '<ddddddd' of now, fresh, permits, earliest, notified, limit, version; the standings of leave, the results of
 --           renew, and outcome and fence of each entry
 
@@ -17,7 +18,7 @@ local limit, newest, lives, ticket, fence, seen, used, first = unpack('<dddddddd
 if not (version <= newest and seen <= now and lives - now >= 86400000000 and fence < 9007199254740992 and
   (used == 0 or used > 0 and first > now)) then return {} end
 local total, rest, ends = limit == 0 and permits or limit, sub(text, 65), now + lease
-local reply, n, at, changed = {'', 0, 0}, 1, 2, false -- changed: the lease that expires first may have changed
+local reply, n, waiting, changed = {'', 0, 0}, 1, false, false -- changed: the lease that expires first may have changed
 
 local fresh, notified, waits = 1, 0, ''
 if rest ~= '' then
@@ -58,16 +59,26 @@ end
 for i = leaves + renews + 3, leaves + renews + 3 * enters + 2, 3 do
   local id, size, outcome, number = ARGV[i], tonumber(ARGV[i + 1]), 0, 0 -- REFUSED
   local want = size < 0 and -size or size
-  if used > 0 and find(rest, '\nholder ' .. id .. '\0', 1, true) then return {} end -- granted before, but the reply was lost
-  if want > total then
+  local _, b
+  if used > 0 then _, b = find(rest, '\nholder ' .. id .. '\0', 1, true) end
+  if b then -- granted before, but the reply was lost
+    b = find(rest, '\0', b + 1, true)
+    if not b or #rest < b + 32 then return {} end
+    local _, expires, given = unpack('<ddd', rest, b + 1)
+    outcome, number = 2, given
+    if expires < ends then rest, changed = sub(rest, 1, b + 8) .. pack('<d', ends) .. sub(rest, b + 17), true end
+  elseif want > total then
     outcome = 3 -- TOO_MANY
-  elseif used + want <= total then
+  elseif want == 0 then
+    outcome = used == 0 and 2 or 1 -- QUEUED
+  elseif used + want <= total and not waiting then
     fence = fence < now and now or fence + 1
     rest = rest .. '\nholder ' .. id .. '\0' .. ARGV[i + 2] .. '\0' .. pack('<dddd', want, ends, fence, now)
     if used == 0 or ends < first then first = ends end
     used, outcome, number = used + want, 2, fence -- GRANTED
   elseif size > 0 then
-    return {} -- it enters the queue
+    if patience >= 0 then return {} end -- it enters the queue
+    outcome, waiting = 1, true -- no later one passes it
   end
   reply[n + 1], reply[n + 2] = outcome, number
   n = n + 2

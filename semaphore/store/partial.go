@@ -7,9 +7,10 @@ type Partial struct {
 	Left []Standing
 	// Renewed: ids of Renew that were renewed are true.
 	Renewed []bool
-	// Fresh: the store has no waiters of the process. If it had any, they must enter again.
+	// Fresh: the store has no waiters of the process. If it had any, they must enter again. What Left and Renewed show of the other ids is final
+	// then; otherwise these ids are sent again.
 	Fresh bool
-	// Entered are the results of the first of Enter.
+	// Entered are the results of the first of Enter. Those that are Queued, and all others, wait in the process and are sent again.
 	Entered []Result
 	// Err is why the batch was not decided.
 	Err error
