@@ -12,8 +12,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// crowd has the calls of Enter that wait by one entry. When another row is in force, they give back what they hold, and ask again: those of a row with a
-// rate only in the order in which they came. The zero value is ready for use.
+// crowd has the calls of Enter that wait by one entry. When another row is in force, they give back what they hold, and ask again in the order in which
+// they came, before the calls that come meanwhile. The zero value is ready for use.
 type crowd struct {
 	mu      sync.Mutex
 	changes int // number of calls of end
@@ -49,6 +49,26 @@ func (v *visit) awaitTurn(ctx context.Context) {
 	case <-v.moved:
 	case <-ctx.Done():
 	}
+}
+
+// awaitOthers holds a call back that has just come, as long as those ask that have waited by another row. It reports whether there were any.
+func (v *visit) awaitOthers(ctx context.Context, e *entry) (some bool) {
+	if e == nil || v.number != 0 {
+		return false
+	}
+	asked := e.moving.Load()
+	if asked == nil {
+		return false
+	}
+	v.number = waits.Add(1)
+	most := time.NewTimer(mostOrdered)
+	defer most.Stop()
+	select {
+	case <-*asked:
+	case <-most.C: // the store may be slow, or gone
+	case <-ctx.Done():
+	}
+	return true
 }
 
 // passOn lets the next call ask.
@@ -100,6 +120,13 @@ type mover struct {
 	asks chan struct{} // asked, of that time
 }
 
+// empty reports whether no call waits.
+func (c *crowd) empty() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.waiting) == 0
+}
+
 // end lets all calls that wait give back what they hold, because another row may be in force. resume lets them ask again.
 func (c *crowd) end(ctx context.Context) (resume func()) {
 	c.mu.Lock()
@@ -130,7 +157,7 @@ func (c *crowd) end(ctx context.Context) (resume func()) {
 		defer ordered.Stop()
 		late := false
 		for _, v := range movers {
-			if close(v.moved); v.give != nil || late {
+			if close(v.moved); late {
 				continue
 			}
 			select {

@@ -34,6 +34,9 @@ func (r *Registry) enter(ctx context.Context, name string, cost int) (*gate.Admi
 	f, err := r.find(name)
 	v := visit{began: time.Now()}
 	defer v.passOn()
+	if err == nil && v.awaitOthers(ctx, f.entry) {
+		f, err = r.find(name)
+	}
 	for attempt := 1; err == nil; attempt++ {
 		var a *gate.Admission
 		switch {
@@ -108,9 +111,8 @@ func (f *found) bounded() bool { return f.by == gate.ByLimit && f.entry != nil &
 // enterBounded implements Enter for a row that has a window or a concurrency.
 func (r *Registry) enterBounded(ctx context.Context, name string, f *found, cost int, v *visit) (*gate.Admission, error) {
 	c := &f.entry.limit
-	call := admission.Call{Name: name, Cost: cost, Limiter: f.limiter, Wait: f.entry.wait, PlaceWait: c.ConcurrentWait, Shadow: r.shadows(c)}
+	call := admission.Call{Name: name, Cost: cost, Limiter: f.limiter, Wait: f.entry.wait, PlaceWait: c.ConcurrentWait, Shadow: r.shadows(c), Asked: v.passOn}
 	if v.number != 0 { // it has waited by another row
-		v.passOn()
 		call.Wait, call.PlaceWait = max(0, call.Wait-v.waited()), max(0, call.PlaceWait-v.waited())
 	}
 	crowd := f.entry.waiting()

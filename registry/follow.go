@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -139,26 +141,28 @@ func (r *Registry) handOver(ctx context.Context, before, after *book) {
 			split[before.wide.find(strings.TrimSuffix(name, "*"))] = true
 		}
 	}
+	var all sync.WaitGroup
+	defer all.Wait()
 	for name, was := range before.rows {
 		by := after.rows[name]
 		was.over.Store(by != was)
 		switch {
 		case split[was]:
-			r.supersede(ctx, was, nil)
+			r.supersede(ctx, &all, was, nil)
 		case by != was:
-			r.supersede(ctx, was, by)
+			r.supersede(ctx, &all, was, by)
 		}
 	}
 	if fresh {
-		r.unnamed.all(func(e *entry) { r.supersede(ctx, e, nil) })
+		r.unnamed.all(func(e *entry) { r.supersede(ctx, &all, e, nil) })
 		r.unlisted.changed()
 	}
 }
 
-// supersede ends the waits of an entry's calls. They are decided by another entry; by is nil if that depends on their names.
-func (r *Registry) supersede(ctx context.Context, was, by *entry) {
+// supersede ends the waits of an entry's calls, in goroutines of all. They are decided by another entry; by is nil if that depends on their names.
+func (r *Registry) supersede(ctx context.Context, all *sync.WaitGroup, was, by *entry) {
 	was.watch.changed()
-	r.supersedeEntry(ctx, was, by)
+	r.move(ctx, all, was, by)
 	if !was.limit.PerKey {
 		return
 	}
@@ -166,10 +170,25 @@ func (r *Registry) supersede(ctx context.Context, was, by *entry) {
 		switch {
 		case key.of != was:
 		case by != nil && by.limit.PerKey && by.limits():
-			r.supersedeEntry(ctx, key, r.keys.of(by, key.limit.Name))
+			r.move(ctx, all, key, r.keys.of(by, key.limit.Name))
 		default:
-			r.supersedeEntry(ctx, key, nil)
+			r.move(ctx, all, key, nil)
 		}
+	})
+}
+
+// move ends the waits of the calls of one bucket in a goroutine of all. Until they have asked again, calls that come are held back.
+func (r *Registry) move(ctx context.Context, all *sync.WaitGroup, was, by *entry) {
+	if was.waiting().empty() {
+		r.supersedeEntry(ctx, was, by) // it does not block, except for the reset of a bucket
+		return
+	}
+	asked, to := make(chan struct{}), cmp.Or(by, was)
+	to.moving.Store(&asked)
+	all.Go(func() {
+		r.supersedeEntry(ctx, was, by)
+		to.moving.CompareAndSwap(&asked, nil)
+		close(asked)
 	})
 }
 

@@ -122,10 +122,10 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	slices.Sort(load.Shadow)
 	slices.Sort(load.Outdated)
 	r.countUnmatched(next, load)
-	r.renewShadows(ctx, next)
 	if before.rows != nil {
 		r.handOver(ctx, before, after)
 	}
+	r.renewShadows(ctx, next)
 }
 
 // valid returns the valid rows of a table, and adds the others to load.Rejected.
@@ -201,7 +201,8 @@ func (r *Registry) enact(was *entry, rule *rows.Rule[content]) *entry {
 		return e
 	}
 	e.follower.Store(was.follower.Load())
-	if e.version == was.version && e.wait == was.wait && e.limit.Priority == was.limit.Priority && !e.limit.Disabled && e.content.SameBucket(was.content) {
+	if e.version == was.version && e.wait == was.wait && e.limit.ConcurrentWait == was.limit.ConcurrentWait && e.limit.Priority == was.limit.Priority &&
+		 !e.limit.Disabled && e.content.SameBucket(was.content) {
 		e.limiter.Store(was.limiter.Load())
 		e.with = was.waiting()
 	}

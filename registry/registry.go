@@ -102,6 +102,7 @@ type entry struct {
 	follower  atomic.Pointer[tokenbucket.RateLimiter] // of the row's name; nil before it is given away
 	crowd     crowd                                   // the calls of Enter that wait; see waiting
 	with      *crowd                                  // the crowd of an earlier entry with the same limiter; nil if there is none
+	moving    atomic.Pointer[chan struct{}]           // closed when the calls of another entry have asked this one; nil if none do
 	watch     watch                                   // while no limiter is in force
 	over      atomic.Bool                             // another is in force in place of it, or a cache has dropped it: it is never found again
 	slot      *admission.Slot                         // nil if the row has a rate only

@@ -99,7 +99,7 @@ func (c *Coordinator) accept(ctx context.Context, q *Call) (take bool) {
 	at := c.moment()
 	now := at.local
 	q.sent, q.Came = at.mono, now
-	if q.operation == nil && (!q.reserves() || c.queue.line.Spare()) {
+	if q.operation == nil && (!q.reserves() || c.queue.offers()) {
 		c.queue.join(q, now)
 	}
 	if q.state == pending && q.line == nil {

@@ -97,7 +97,7 @@ func (o *outbox) only(q *Call) bool {
 // offerSpare gives the spare permits of the queue to the reservations of the next batch, in order. Otherwise newcomers would get them. It
 // reports whether any reservation was granted.
 func (o *outbox) offerSpare(now int64) (some bool) {
-	for len(o.aside) > 0 && o.queue.line.Spare() {
+	for len(o.aside) > 0 && o.queue.offers() {
 		if q := o.aside[0]; !q.state.over() {
 			if !q.reserves() {
 				break

@@ -134,6 +134,12 @@ func (q *queue) giveSpare(w *Call, now int64) {
 	q.promise(w, now)
 }
 
+// offers reports whether there are spare permits for reservations. Those that were granted to a limiter which is no longer in force go back, or lapse.
+func (q *queue) offers() bool {
+	g, _ := q.line.SpareTerms().(*granted)
+	return q.line.Spare() && (g == nil || g.limiter.successor == nil && g.limiter.recalled == nil)
+}
+
 // promise marks a reservation as granted. It keeps its place, whatever happens to its context. A charge is done with that: its permits were used
 // before, and only their time is still to pass.
 func (q *queue) promise(w *Call, now int64) {

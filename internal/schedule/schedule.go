@@ -79,6 +79,17 @@ func (s *Schedule[V]) Owns() bool { return s.owned > 0 || s.refund != nil }
 // Spare reports whether the process owns more permits than the covered waiters need, or has a refund.
 func (s *Schedule[V]) Spare() bool { return s.owned > s.promised || s.refund != nil }
 
+// SpareTerms returns the terms of the permits at the end of those that the process owns, or of the refund; nil if there are neither.
+func (s *Schedule[V]) SpareTerms() Terms {
+	switch n := len(s.segments); {
+	case n > 0:
+		return s.segments[n-1].terms
+	case s.refund != nil:
+		return s.refund.Terms
+	}
+	return nil
+}
+
 // Last returns when the last owned permit is due, or 0 if none is owned.
 func (s *Schedule[V]) Last() int64 {
 	if s.owned == 0 {

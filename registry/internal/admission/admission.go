@@ -48,6 +48,7 @@ type Call struct {
 	Wait      time.Duration            // longest wait for the rate; not used without a rate
 	PlaceWait time.Duration            // longest wait for a place; 0 if the call does not wait for one
 	Shadow    bool                     // whether the call passes even if a limit refuses it
+	Asked     func()                   // is called when the call has asked for its permits, or is about to wait for a place, maybe more than once
 }
 
 // Outcome is the decision of a call's limits, without the shadow. If a limit has failed, Err is its error, and By the limit.

@@ -29,14 +29,15 @@ func (a *approach) join() *walker {
 	return w
 }
 
-// leave takes the call out.
-func (w *walker) leave() {
+// leave takes the call out. It reports whether the call is to queue.
+func (w *walker) leave() (summoned bool) {
 	w.approach.mu.Lock()
 	defer w.approach.mu.Unlock()
 	w.approach.calls.Remove(w.element) // does nothing if it was summoned
+	return isClosed(w.summoned)
 }
 
-// summon has the first call queue. When that does, it summons the next.
+// summon has the first call queue. When that does, or gives up, it summons the next.
 func (a *approach) summon() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

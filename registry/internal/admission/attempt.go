@@ -195,6 +195,7 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 		a.reservation, err = a.ask(ctx, &a.grant)
 		a.reserved = time.Now()
 	}
+	a.Asked()
 	if err != nil {
 		return nil, err
 	}
@@ -219,16 +220,18 @@ func (a *attempt) ask(ctx context.Context, grant *tentative) (*tokenbucket.Reser
 func (a *attempt) approaches(ctx context.Context, p progress) (after progress, refused *gate.Admission, err error) {
 	lead := a.slot.lead(a.bounds)
 	if p.permits = near; p.place != untried || a.patience == 0 || a.ahead() <= lead {
-		_, err = a.awaitLead(ctx, lead, nil)
+		err = a.awaitLead(ctx, lead, nil)
 		return p, nil, err
 	}
 	w := a.slot.approach.join()
-	summoned := a.slot.queueing.Load() > 0 // while it reserved
-	if !summoned {
-		summoned, err = a.awaitLead(ctx, lead, w.summoned)
+	queued := a.slot.queueing.Load() > 0 // another one, while it reserved
+	if !queued {
+		err = a.awaitLead(ctx, lead, w.summoned)
 	}
-	w.leave()
-	if summoned {
+	switch summoned := w.leave(); {
+	case summoned && err != nil:
+		a.slot.approach.summon()
+	case summoned || queued:
 		a.abandon()
 		p.permits, p.place = wanted, full
 	}
@@ -237,23 +240,23 @@ func (a *attempt) approaches(ctx context.Context, p progress) (after progress, r
 
 // awaitLead blocks until a lead before the permit is due, or the call is summoned. The due time moves earlier if callers ahead give up, and
 // later if a penalty holds the bucket back.
-func (a *attempt) awaitLead(ctx context.Context, lead time.Duration, summons <-chan struct{}) (summoned bool, err error) {
+func (a *attempt) awaitLead(ctx context.Context, lead time.Duration, summons <-chan struct{}) error {
 	for {
 		ahead := a.ahead()
 		if ahead <= lead {
-			return false, nil
+			return nil
 		}
 		timer := time.NewTimer(ahead - lead)
 		select {
 		case <-a.reservation.Ready():
 			timer.Stop()
-			return false, nil
+			return nil
 		case <-summons:
 			timer.Stop()
-			return true, nil
+			return nil
 		case <-ctx.Done():
 			timer.Stop()
-			return false, ctx.Err()
+			return ctx.Err()
 		case <-timer.C:
 		}
 	}
@@ -311,6 +314,7 @@ func (a *attempt) queue(ctx context.Context) (refused *gate.Admission, err error
 	}
 	a.slot.queueing.Add(1)
 	a.slot.approach.summon()
+	a.Asked()
 	a.place, err = a.slot.await(ctx, a.bounds, a.env.localShare(a.most), a.patience)
 	a.slot.queueing.Add(-1)
 	if e != nil {

@@ -20,7 +20,7 @@ func TestRecount(t *testing.T) {
 		env := &Env{Windows: slidingwindow.New}
 		b, err := env.bounds(Row{Name: "/a", Window: time.Second, WindowLimit: 10}, nil)
 		require.NoError(t, err)
-		a := &attempt{env: env, bounds: b, Call: Call{Cost: 1}}
+		a := &attempt{env: env, bounds: b, Call: Call{Cost: 1, Asked: func() {}}}
 		refused, err := a.count(ctx)
 		require.NoError(t, err)
 		require.Nil(t, refused)

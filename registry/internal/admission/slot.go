@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
 // Slot has the counts of a row with a window or a concurrency. It outlives changes and removals of the row.
@@ -24,8 +26,9 @@ type Slot struct {
 	logged   atomic.Int64 // when the loss of a place was last logged, by clock.Mono; 0 if never
 	takes    atomic.Int64 // duration of the round trips for place and count, in nanoseconds; 0 if not known
 
-	mu   sync.Mutex // guards last, and changes of inForce
-	last bounds     // the last bounds with a window
+	mu     sync.Mutex           // guards the fields below, and changes of inForce
+	last   bounds               // the last bounds with a window
+	places *semaphore.Semaphore // of this process; nil before. All versions of the row have it, so the calls of before keep their places
 }
 
 // lead returns the time before its permit is due at which a call asks for its place and its count: twice the recent duration.
@@ -62,6 +65,15 @@ func (s *Slot) get(e *Env, row Row) (*bounds, error) {
 	}
 	if next.window != nil {
 		s.last = *next
+	}
+	if next.places != nil && !next.remote {
+		if s.places != nil && s.places != next.places {
+			if err := s.places.SetPermits(context.Background(), next.most); err != nil {
+				return nil, fmt.Errorf("registry: bucket %.80q: %w", row.Name, err)
+			}
+			next.places = s.places
+		}
+		s.places = next.places
 	}
 	s.inForce.Store(next)
 	return next, nil

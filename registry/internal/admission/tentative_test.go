@@ -29,7 +29,7 @@ func TestTentative(t *testing.T) {
 		require.NoError(t, err)
 		env := &Env{Log: slog.New(slog.DiscardHandler), Semaphores: func(string, int, ...semaphore.Option) (*semaphore.Semaphore, error) { return places, nil }}
 		s, row := new(Slot), Row{Name: "/a", Concurrent: 1}
-		call := Call{Name: "/a", Cost: 1, Limiter: limiter}
+		call := Call{Name: "/a", Cost: 1, Limiter: limiter, Asked: func() {}}
 
 		a, outcome, err := env.Enter(ctx, s, row, call)
 		require.NoError(t, err)
