@@ -81,7 +81,7 @@ func TestPatienceIsSpent(t *testing.T) {
 		places, err := semaphore.NewMemory(1)
 		require.NoError(t, err)
 		env := &Env{}
-		a := &attempt{env: env, slot: new(Slot), bounds: &bounds{places: places, most: 1}, patience: time.Second}
+		a := &attempt{env: env, slot: new(Slot), bounds: &bounds{places: places, most: 1}, patience: time.Second, Call: Call{Asked: func() {}}}
 		elsewhere, err := places.Acquire(ctx, 1)
 		require.NoError(t, err)
 		time.AfterFunc(600*time.Millisecond, func() { _ = elsewhere.Release(ctx) })
