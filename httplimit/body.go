@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync"
+	"time"
 )
 
 // endAfter makes the call end with the response's body: when it is read to its end, fails or is closed. A response without a body
@@ -17,7 +19,7 @@ func (c *call) endAfter(response *http.Response) {
 	case response.Body == nil || response.Body == http.NoBody:
 		c.end()
 	case ok: // an upgraded connection, to which the caller writes
-		response.Body = &heldStream{body, stream}
+		response.Body = &heldStream{held: body, stream: stream}
 	default:
 		response.Body = body
 	}
@@ -42,15 +44,79 @@ func (b *held) Close() error {
 	return b.ReadCloser.Close()
 }
 
+// HalfClosed is how long an upgraded stream lasts after one direction has ended, without a byte in the other.
+const HalfClosed = time.Minute
+
+// heldStream is an upgraded stream that ends its call when both directions have ended, when it is closed or fails, or when one direction has
+// ended and nothing has moved in the other for HalfClosed. Then it is closed, so that nobody waits for the other side.
 type heldStream struct {
 	*held
-	io.Writer
+	stream io.ReadWriteCloser
+
+	mu              sync.Mutex
+	received, wrote bool        // the direction has ended
+	silence         *time.Timer // closes the stream; nil while both directions are open
 }
 
-// CloseWrite closes the direction to the upstream. The other direction stays open.
-func (s *heldStream) CloseWrite() error {
-	if half, ok := s.Writer.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
+// Read implements io.Reader.
+func (s *heldStream) Read(p []byte) (int, error) {
+	n, err := s.stream.Read(p)
+	switch {
+	case err == io.EOF:
+		s.ended(&s.received)
+	case err != nil:
+		s.call.end()
+	default:
+		s.moved()
 	}
-	return errors.ErrUnsupported
+	return n, err
+}
+
+// Write implements io.Writer.
+func (s *heldStream) Write(p []byte) (int, error) {
+	n, err := s.stream.Write(p)
+	s.moved()
+	return n, err
+}
+
+// moved notes that bytes have moved.
+func (s *heldStream) moved() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.silence != nil {
+		s.silence.Reset(HalfClosed)
+	}
+}
+
+// ended notes that a direction has ended.
+func (s *heldStream) ended(direction *bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*direction = true
+	switch {
+	case s.received && s.wrote:
+		s.call.end()
+	case s.silence == nil:
+		s.silence = time.AfterFunc(HalfClosed, func() { _ = s.held.Close() })
+	}
+}
+
+// Close implements io.Closer.
+func (s *heldStream) Close() error {
+	s.mu.Lock()
+	if s.silence != nil {
+		s.silence.Stop()
+	}
+	s.mu.Unlock()
+	return s.held.Close()
+}
+
+// CloseWrite closes the direction to the upstream. The other direction stays open while bytes move.
+func (s *heldStream) CloseWrite() error {
+	half, ok := s.stream.(interface{ CloseWrite() error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	s.ended(&s.wrote)
+	return half.CloseWrite()
 }

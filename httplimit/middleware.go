@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"net/http"
@@ -15,7 +16,8 @@ import (
 //
 // A request waits until its permit is due. Then next is called with the server's own ResponseWriter, so that streams,
 // upgrades and http.ResponseController work as without the middleware. If the request's context ends during the wait, the
-// permit is refunded and next is not called; the status is 503, if the client still reads it.
+// permit is refunded and next is not called; the status is 503 with Retry-After: 1, if the client still reads it, and its text is the cause of the
+// context's end, if the server has given one (context.Cause).
 //
 // The admission ends when next returns.
 //
@@ -100,7 +102,12 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.announce(w.Header(), admission)
 		m.refuse.ServeHTTP(w, r)
 	case r.Context().Err() != nil: // without a status, a client that still reads would see a success
-		w.WriteHeader(http.StatusServiceUnavailable)
+		why := "the request was cancelled"
+		if cause := context.Cause(r.Context()); cause != r.Context().Err() { // of the server
+			why = cause.Error()
+		}
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, why, http.StatusServiceUnavailable)
 	case isCost(err):
 		m.tooCostly(w, r, err)
 	default:
@@ -125,7 +132,9 @@ func (m *middleware) announce(h http.Header, a *gate.Admission) {
 	case !a.OK: // a client waits for both fields, so they must agree
 		after := wholeSeconds(a.RetryAfter)
 		h.Set("Retry-After", strconv.FormatInt(after, 10))
-		h.Add("Ratelimit", m.item("r", 0, "t", after))
+		if level != nil || a.By == gate.ByLimit { // not of a window or a concurrency alone
+			h.Add("Ratelimit", m.item("r", 0, "t", after))
+		}
 	case level != nil:
 		h.Add("Ratelimit", m.item("r", whole(level.Remaining), "t", wholeSeconds(level.Full)))
 	}

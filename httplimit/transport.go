@@ -39,8 +39,9 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 //
 // The admission ends with an error, or when the response's body is read to its end or closed, and so does the context of the
 // base's request. An upgraded stream (status 101,
-// a WebSocket) belongs to the caller: the request's context no longer ends it. Its admission ends when it is closed, or when
-// reading from it fails, and never if neither happens.
+// a WebSocket) belongs to the caller: the request's context no longer ends it. Its admission ends when it is closed, when
+// reading from it fails, and when both directions have ended. After the end of one direction the stream is closed unless a byte moves in the
+// other every minute ([HalfClosed]). A stream of which neither direction ends holds its place.
 //
 // Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. So is each try of
 // one request that http.Transport makes by itself: it repeats a request without a body, or with one that can be read again, if

@@ -6,7 +6,8 @@
 //
 // Disabling the repetition would be simpler, but then a request would fail whenever its connection had just been closed for being idle. So a
 // try is a call of its own, and asks for a permit. The exception is a try after one whose header was not written completely: the upstream
-// cannot have acted on that one, so the next try is free.
+// cannot have acted on that one, so the next try is free. A base may send other requests with the context, as for a token: if such a request got
+// its response from another host, the next one is no further try.
 //
 // The watch uses hooks of httptrace. It asks before a try has a connection, because the call may wait for its permit, and others need the connection
 // meanwhile. Hooks cannot return an error, so a try that must not happen is prevented in two steps. Its context is cancelled, which ends the loops of
@@ -33,10 +34,12 @@ type Call interface {
 // Watch watches the tries of one request. Start begins it; the zero value has not begun. It is the context in which the request is sent.
 type Watch struct {
 	context.Context
-	call   Call
-	cancel context.CancelCauseFunc
-	trace  httptrace.ClientTrace
-	sent   atomic.Bool // the header of the last try has been written
+	call     Call
+	cancel   context.CancelCauseFunc
+	trace    httptrace.ClientTrace
+	next     atomic.Pointer[string] // the host of the try that has begun last
+	sent     atomic.Pointer[string] // the host of the last try whose header has been written; nil if the next one is free
+	answered atomic.Bool            // its response has begun
 
 	mu       sync.Mutex
 	detached []context.CancelCauseFunc // of WithoutCancel
@@ -64,8 +67,10 @@ func Repeatable(r *http.Request) bool {
 // End when the response has ended.
 func (w *Watch) Start(ctx context.Context, call Call) {
 	w.call = call
+	w.next.Store(new(string))
 	w.Context, w.cancel = context.WithCancelCause(ctx)
 	w.trace.GetConn, w.trace.GotConn, w.trace.WroteHeaders = w.getConn, w.gotConn, w.wroteHeaders
+	w.trace.GotFirstResponseByte = w.gotResponse
 	w.Context = httptrace.WithClientTrace(w.Context, &w.trace)
 }
 
@@ -100,10 +105,17 @@ func (w *Watch) End() {
 }
 
 // wroteHeaders is called when the header of a try has been written, or is in the buffer that is written next.
-func (w *Watch) wroteHeaders() { w.sent.Store(true) }
+func (w *Watch) wroteHeaders() {
+	w.answered.Store(false)
+	w.sent.Store(w.next.Load())
+}
+
+// gotResponse is called when the response of a try begins.
+func (w *Watch) gotResponse() { w.answered.Store(true) }
 
 // getConn is called before a try gets a connection.
-func (w *Watch) getConn(string) {
+func (w *Watch) getConn(host string) {
+	w.next.Store(&host)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.begin()
@@ -111,7 +123,11 @@ func (w *Watch) getConn(string) {
 
 // begin asks for a try after one that the upstream may have received. mu must be held.
 func (w *Watch) begin() {
-	if w.ended || w.err != nil || !w.sent.Swap(false) {
+	if w.ended || w.err != nil {
+		return
+	}
+	sent, next := w.sent.Swap(nil), w.next.Load()
+	if sent == nil || w.answered.Load() && *sent != *next {
 		return
 	}
 	if w.err = w.call.Again(); w.err == nil {

@@ -19,7 +19,10 @@ type incoming struct {
 
 	reading sync.Mutex // held during each read; guards pace and ended
 	pace    pace
+	began   bool // Read was called
 	ended   bool // Read has returned io.EOF
+
+	closed atomic.Bool // for the transport
 
 	mu     sync.Mutex
 	left   bool // the call is over; the connection belongs to the server again
@@ -30,7 +33,10 @@ type incoming struct {
 func (b *incoming) Read(p []byte) (int, error) {
 	b.reading.Lock()
 	defer b.reading.Unlock()
-	if b.ended { // the transport reads again at the end; the server may have closed the body by then, and that error would end the response
+	if b.closed.Load() {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	if b.began = true; b.ended { // the transport reads again at the end; the server may have closed the body by then, and that error would end the response
 		return 0, io.EOF
 	}
 	b.allow()
@@ -41,6 +47,35 @@ func (b *incoming) Read(p []byte) (int, error) {
 		b.note(err)
 	}
 	return n, err
+}
+
+// Close ends the reads of the transport. The server closes the body itself, once the rest is discarded.
+func (b *incoming) Close() error {
+	b.closed.Store(true)
+	return nil
+}
+
+// Bounds of what is read of a body that nobody needs.
+const (
+	netHTTPDiscards = 256 << 10 // net/http does so by itself
+	mostUnread      = 16 << 20
+	longestUnread   = 10 * time.Second
+)
+
+// discard sends the response, and reads the rest of a body that was not sent to an upstream. If the connection was closed with unread bytes, a
+// client that sends its whole request before it reads would see a reset instead of the response. A client that waits for 100 (Continue) is not
+// asked for its body.
+func (b *incoming) discard(r *http.Request, response *outgoing) {
+	b.reading.Lock()
+	defer b.reading.Unlock()
+	if b.ended || b.status != 0 || !b.began && r.Header.Get("Expect") != "" || r.ContentLength >= 0 && r.ContentLength < netHTTPDiscards || response.hijacked {
+		return
+	}
+	if response.FlushError() != nil {
+		return
+	}
+	_ = b.connection.SetReadDeadline(time.Now().Add(longestUnread))
+	_, _ = io.CopyN(io.Discard, b.ReadCloser, mostUnread)
 }
 
 // allow sets the read deadline for the client's next bytes. b.reading must be held once reads have begun.

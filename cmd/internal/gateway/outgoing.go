@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
 // outgoing is the response of a call. Each write waits for the client no longer than pace allows; then it fails, and the call ends. The same
@@ -22,6 +24,28 @@ type outgoing struct {
 	slow       *atomic.Int64 // number of clients that read their response too slowly
 	counted    bool          // this call is counted in slow
 	hijacked   bool          // the connection no longer belongs to the server
+	inbound    bool          // the middleware has added its fields to the header
+	announced  http.Header   // these, once a 1xx response was sent; nil before
+}
+
+// announcements are the fields of the middleware.
+var announcements = [...]string{"Ratelimit", "Ratelimit-Policy"}
+
+// setAside takes the fields of the middleware, which come first, out of the header of a 1xx response: ReverseProxy clears it afterwards.
+func (w *outgoing) setAside() {
+	if !w.inbound || w.announced != nil {
+		return
+	}
+	w.announced = http.Header{}
+	h := w.Header()
+	for _, name := range announcements {
+		if all := h[name]; len(all) > 0 {
+			w.announced[name] = all[:1:1]
+			if h[name] = all[1:]; len(all) == 1 {
+				delete(h, name)
+			}
+		}
+	}
 }
 
 // Unwrap is for http.ResponseController.
@@ -38,6 +62,13 @@ func (w *outgoing) allow(n int) {
 func (w *outgoing) WriteHeader(status int) {
 	if status < 200 && status != http.StatusSwitchingProtocols { // ReverseProxy copies all fields of the upstream's 1xx responses
 		dropHopByHop(w.Header())
+		w.setAside()
+	}
+	if status >= 200 {
+		for name, own := range w.announced {
+			w.Header()[name] = append(own, w.Header()[name]...)
+		}
+		w.announced = nil
 	}
 	w.allow(0)
 	w.ResponseWriter.WriteHeader(status)
@@ -93,6 +124,7 @@ func (w *outgoing) leave() { w.allow(0) }
 type upgraded struct {
 	net.Conn
 	silence time.Duration // no limit if 0
+	half    atomic.Bool   // the direction to the client is closed
 
 	writing sync.Mutex // held during each write; guards pace
 	pace    pace
@@ -100,8 +132,12 @@ type upgraded struct {
 
 // extendSilence moves the read deadline to silence from now.
 func (u *upgraded) extendSilence() {
-	if u.silence > 0 {
-		_ = u.SetReadDeadline(time.Now().Add(u.silence))
+	silence := u.silence
+	if u.half.Load() && (silence == 0 || silence > httplimit.HalfClosed) {
+		silence = httplimit.HalfClosed
+	}
+	if silence > 0 {
+		_ = u.SetReadDeadline(time.Now().Add(silence))
 	}
 }
 
@@ -114,8 +150,10 @@ func (u *upgraded) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite closes the direction to the client. The other direction stays open.
+// CloseWrite closes the direction to the client. The other direction stays open while bytes move.
 func (u *upgraded) CloseWrite() error {
+	u.half.Store(true)
+	u.extendSilence()
 	if c, ok := u.Conn.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
 	}

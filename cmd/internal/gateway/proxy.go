@@ -141,14 +141,20 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	handler := p.handler.Load()
 	settings := p.live.Load()
 	connection := http.NewResponseController(w)
-	response := &outgoing{ResponseWriter: w, connection: connection, silence: settings.upgradeTimeout, slow: &p.calls.slowClients,
+	response := &outgoing{ResponseWriter: w, connection: connection, silence: settings.upgradeTimeout, slow: &p.calls.slowClients, inbound: p.config.inbound,
 		pace: pace{patience: settings.responseTimeout, rate: settings.responseRate}}
 	var body *incoming
+	answered := false // and not aborted
 	if r.Body != nil && r.Body != http.NoBody {
 		body = &incoming{ReadCloser: r.Body, connection: connection, failures: &p.calls.badBodies,
 			pace: pace{patience: settings.bodyTimeout, rate: settings.bodyRate}}
 		body.allow()
 		defer body.leave()
+		defer func() {
+			if answered {
+				body.discard(r, response)
+			}
+		}()
 		response.body = settings.bodyTimeout
 	}
 	response.allow(0)
@@ -156,6 +162,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w = response
 	if handler == nil {
 		unavailable(w, "limits are not loaded yet")
+		answered = true
 		return
 	}
 	c, status, why := p.newCall(settings, r)
@@ -165,6 +172,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p.log.Debug("a malformed request was rejected", "target", r.RequestURI, "why", why)
 		}
 		http.Error(w, why, status)
+		answered = true
 		return
 	}
 	defer c.end()
@@ -175,6 +183,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Body = body
 	}
 	(*handler).ServeHTTP(w, r)
+	answered = true
 }
 
 // newCall returns the call of a request, or the status and the reason with which to reject it. Only newCall derives target and key, from the
@@ -250,7 +259,9 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 		http.Error(w, "the request body was malformed or late", badBody)
 	case callOf(r).response.hijacked: // the client did not read the 101 response in time
 		p.calls.slowClients.Add(1)
-	case r.Context().Err() != nil: // the client has disconnected, or the drain period is over
+	case context.Cause(r.Context()) == errDown: // the drain period is over
+		unavailable(w, errDown.Error())
+	case r.Context().Err() != nil: // the client has disconnected
 		unavailable(w, "the request was cancelled")
 	default:
 		p.failed(w, r, err)

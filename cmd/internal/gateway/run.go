@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -134,8 +135,8 @@ func (s *service) close() {
 // Requests and responses have no time limit as a whole, since they may be streams. Headers, idle connections and waits for clients (see pace)
 // have one. WriteTimeout covers what the server writes by itself; each call sets its own deadline.
 func (s *service) listen() error {
-	requests, cut := context.WithCancel(context.Background())
-	s.cut = cut
+	requests, cut := context.WithCancelCause(context.Background())
+	s.cut = func() { cut(errDown) }
 	s.broken = make(chan error, 2)
 	errorLog := slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)
 	serve := func(name, addr string, server *http.Server, connections int) (*http.Server, error) {
@@ -161,7 +162,7 @@ func (s *service) listen() error {
 		}()
 		return server, nil
 	}
-	s.onClose(cut)
+	s.onClose(s.cut)
 	s.proxy.requests = requests
 	s.onClose(s.proxy.base.CloseIdleConnections)
 	if s.config.redis != nil {
@@ -290,6 +291,11 @@ func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*killswit
 	return killswitch.NewRedis(client, s.config.switchAt[len("redis:"):], hook)
 }
 
+// lastWords is how long calls that are cut off may take to answer their clients.
+const lastWords = time.Second
+
+var errDown = errors.New("the server is going down")
+
 // drain shuts down gracefully: /readyz responds 503, then no new calls are accepted, and calls in flight may end.
 func (s *service) drain() error {
 	s.admin.draining.Store(true)
@@ -312,6 +318,9 @@ func (s *service) drain() error {
 		left := s.proxy.calls.inFlight.Load()
 		s.log.Warn("the drain period is over, so calls in flight are cut off", "cutOff", left)
 		s.cut()
+		ctx, stop := context.WithTimeout(context.Background(), lastWords)
+		defer stop()
+		_ = s.public.Shutdown(ctx) // calls that wait are answered
 		_ = s.public.Close()
 		return fmt.Errorf("%w: %d calls after %v", ErrCutOff, left, settings.drain)
 	}
