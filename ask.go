@@ -304,10 +304,15 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 	return got, err
 }
 
-// decideShadow decides for a shadow, without waiting. The bucket is the shadows' own: its name begins with shadowMark.
+// boundless is a timeout that no row has. Calls that wait for longer would be refused by no limit, but a shadow, which nobody waits for, would
+// run into debt without end.
+const boundless = 24 * time.Hour
+
+// decideShadow decides for a shadow, without waiting: a call is refused if its permits are not due within the timeout, as where callers wait for
+// them. The bucket is the shadows' own: its name begins with shadowMark.
 func (l *RateLimiter) decideShadow(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
-	if permits > 0 && int64(permits) <= maxExact {
-		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, engine.Class(l.priority), int64(permits), 0, 0))*time.Microsecond)
+	if timeout > boundless && permits > 0 && int64(permits) <= maxExact {
+		timeout = time.Duration(engine.LookAhead(&l.effective().terms, engine.Class(l.priority), int64(permits), 0, 0)) * time.Microsecond
 	}
 	return l.ask(ctx, reserve, permits, timeout)
 }
