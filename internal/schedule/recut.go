@@ -14,17 +14,21 @@ func (s *Schedule[V]) Recut(now int64, convert func(t Terms, cursor permit.Balan
 	s.now = max(s.now, now)
 	s.unprepare()
 	for i, g := range s.segments {
+		end, r := g.end, s.refund
+		if r != nil && r.segment == g {
+			end = r.End
+		}
 		terms, cursor := convert(g.terms, g.cursor, now-g.offset)
-		if terms == g.terms || g.cursor.Next == g.end.Next { // stored permits take no time, and are due already
+		if terms == g.terms || g.cursor.Next == end.Next { // stored permits take no time, and are due already
 			continue
 		}
 		s.owned -= g.left
 		g.terms, g.cursor = terms, cursor
 		g.left = g.fits(g.end)
 		s.owned += g.left
-		switch r := s.refund; {
-		case r != nil && r.segment == g: // it comes back if the store refuses it
-			r.Permits = g.fits(r.End) - g.left
+		switch {
+		case end != g.end: // the refund comes back if the store refuses it
+			r.Permits = g.fits(end) - g.left
 		case r == nil && i == len(s.segments)-1 && !g.settled:
 			s.toRefund(g, 0)
 		}

@@ -41,8 +41,9 @@ func TestRecut(t *testing.T) {
 			waiters = append(waiters, join(s, 1, 0))
 		}
 		s.Grant(waiters[0], b.grant(10), 0)
+		s.Refused(0, 1_000_000, 0, 0)
 		c.to.recut(s, 0)
-		require.Equal(t, c.permits, s.owned, "every %d", c.to)
+		require.Equal(t, []int64{c.permits, c.permits}, []int64{s.owned, s.promised}, "every %d", c.to)
 		at, asks := s.AskAt()
 		require.True(t, asks)
 		require.Zero(t, at)
@@ -83,6 +84,30 @@ func TestRecutDuringARefund(t *testing.T) {
 	s.Refunded(false, true, 0)
 	require.EqualValues(t, 4, s.owned)
 	goes(t, s, first, 8*interval)
+
+	s, b = new(Schedule[int]), &bucket{}
+	s.Leave(granted(s, b, 4), 0)
+	require.EqualValues(t, 4, s.Refund().Permits)
+	b.grant(1)
+	waiters := []*Waiter[int]{join(s, 1, 0), join(s, 1, 0), join(s, 1, 0)}
+	paced(2*interval).recut(s, 0)
+	s.Refunded(false, true, 0)
+	require.EqualValues(t, 2, s.owned)
+	goes(t, s, waiters[0], 2*interval)
+	goes(t, s, waiters[1], 4*interval)
+	require.False(t, waiters[2].Covered())
+}
+
+// A refund that was not sent yet is counted under the new terms.
+func TestRecutBeforeARefund(t *testing.T) {
+	s := new(Schedule[int])
+	b := &bucket{}
+	granted(s, b, 1)
+	s.Leave(granted(s, b, 5), 0)
+	require.EqualValues(t, 5, s.Refundable().Permits)
+	paced(2*interval).recut(s, 0)
+	require.EqualValues(t, 2, s.Refund().Permits)
+	require.EqualValues(t, 1, s.owned)
 }
 
 // Two processes own stretches of a bucket in turns. However these lie, and whenever the interval changes, no window from then on has more than one
