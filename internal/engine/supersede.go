@@ -85,6 +85,9 @@ func (q *queue) recut(from, to *Limiter, now int64) bool {
 		return inForce, at
 	}
 	q.pace.Forget()
+	if q.view.terms != nil {
+		q.view.terms = inForce // so that the next grants continue what is owned
+	}
 	q.line.Recut(now, convert)
 	for _, s := range q.old {
 		s.Recut(now, convert)
