@@ -202,7 +202,7 @@ func (r *Registry) enact(was *entry, rule *rows.Rule[content]) *entry {
 	}
 	e.follower.Store(was.follower.Load())
 	if e.version == was.version && e.wait == was.wait && e.limit.ConcurrentWait == was.limit.ConcurrentWait && e.limit.Priority == was.limit.Priority &&
-		 !e.limit.Disabled && e.content.SameBucket(was.content) {
+		!e.limit.Disabled && e.content.SameBucket(was.content) {
 		e.limiter.Store(was.limiter.Load())
 		e.with = was.waiting()
 	}
