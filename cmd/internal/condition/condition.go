@@ -52,13 +52,15 @@ const (
 	Lost  = "lost"  // more than half are gone from the table, and no longer in force
 	None  = "none"  // there are none
 	Stale = "stale" // the table or the file cannot be read
+	// Off: all are off. Outdated: the source gives earlier ones than it gave before, or than another gateway has loaded.
+	Outdated = "outdated"
 )
 
 // States lists all states of each part, for series that exist before their first event.
 var States = map[Part][]string{
 	Redis:  {OK, Slow, Away, Hung, Full, ReadOnly, Unable, Refused},
 	Switch: {OK, Off, Unknown},
-	Rows:   {OK, Bad, Held, Lost, None, Stale},
+	Rows:   {OK, Bad, Held, Lost, None, Stale, Off, Outdated},
 }
 
 // Calls is what happens to calls, from the best to the worst for the limits.
@@ -197,6 +199,7 @@ func OfSwitch(on bool, err error) Condition {
 // Table is what a gateway knows about its rows.
 type Table struct {
 	Limits, Bad, Rejected, Gone, Before int
+	Off, Disabled, Outdated             int  // Off: of Gone; Disabled: of Limits
 	Held, Pass                          bool // Held: rows that are gone are in force; Pass: calls without a row pass
 	Err                                 error
 	Lost                                time.Time
@@ -204,23 +207,30 @@ type Table struct {
 
 // OfRows returns the state of the rows, the worst first if there are several.
 func OfRows(t Table) Condition {
-	c := Condition{Part: Rows}
-	if t.Pass {
+	c, gone := Condition{Part: Rows}, "gone from the table"
+	if t.Pass || t.Off > 0 {
 		c.Calls = Unlimited
+	}
+	if t.Off > 0 {
+		gone = "gone from the table, or off"
 	}
 	switch {
 	case t.Gone > 0 && !t.Held:
-		c.State, c.Since, c.Says = Lost, t.Lost, fmt.Sprintf("%d of %d limits are gone from the table, and no longer in force", t.Gone, t.Before)
+		c.State, c.Since, c.Says = Lost, t.Lost, fmt.Sprintf("%d of %d limits are %s, and no longer in force", t.Gone, t.Before, gone)
 		if t.Limits+t.Bad == 0 {
 			c.Says += ": there are no limits"
 		}
 	case t.Limits+t.Bad == 0:
 		c.State, c.Says = None, "there are no limits: --unknown decides about every call"
+	case t.Disabled == t.Limits+t.Bad:
+		c.State, c.Calls, c.Says = Off, Unlimited, "every limit is off: its calls pass"
 	case t.Err != nil:
 		c.State, c.Calls, c.Why, c.Says = Stale, Limited, t.Err.Error(), "limits cannot be loaded: the earlier limits stay in force"
 	case t.Gone > 0:
 		c.State, c.Calls, c.Since = Held, Limited, t.Lost
-		c.Says = fmt.Sprintf("%d of %d limits are gone from the table, and still in force", t.Gone, t.Before)
+		c.Says = fmt.Sprintf("%d of %d limits are %s, and still in force", t.Gone, t.Before, gone)
+	case t.Outdated > 0:
+		c.State, c.Calls, c.Says = Outdated, Limited, fmt.Sprintf("rows are earlier than others that a table has given, which stay in force: %d", t.Outdated)
 	case t.Rejected > 0:
 		c.State, c.Calls, c.Says = Bad, Limited, fmt.Sprintf("bad rows: %d", t.Rejected)
 	default:

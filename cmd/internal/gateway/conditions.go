@@ -73,6 +73,7 @@ func (a *admin) ofSwitch(sw *killswitch.Switch) condition.Condition {
 func (c *config) ofRows(s *registry.Stats) condition.Condition {
 	rows := condition.OfRows(condition.Table{
 		Limits: s.Limits, Bad: s.Bad, Rejected: len(s.Rejected), Gone: s.Loss.Gone, Before: s.Loss.Before, Held: s.Loss.Held, Lost: s.Loss.Since,
+		Off: s.Loss.Off, Disabled: s.Disabled, Outdated: len(s.Outdated),
 		Pass: c.options.unknown == "pass", Err: s.Err,
 	})
 	if rows.State == condition.Held || rows.State == condition.Lost {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/cmd/internal/condition"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
@@ -140,5 +141,32 @@ func TestReadyMeansServed(t *testing.T) {
 			require.Equal(t, test.want, w.Code, w.Body.String())
 			require.Contains(t, w.Body.String(), test.says)
 		})
+	}
+}
+
+// Rows that are off are told as those that are gone, and rows of an earlier time as outdated.
+func TestRowsOffAndOutdated(t *testing.T) {
+	since := time.Now()
+	c := config{options: options{unknown: "refuse"}}
+	for _, w := range []struct {
+		s     registry.Stats
+		state string
+		calls condition.Calls
+		says  string
+	}{
+		{registry.Stats{Limits: 3, Disabled: 3}, condition.Off, condition.Unlimited, "every limit is off: its calls pass"},
+		{registry.Stats{Limits: 3, Disabled: 2}, condition.OK, condition.Limited, "rows: ok"},
+		{registry.Stats{Limits: 3, Disabled: 3, Loss: registry.Loss{Since: since, Before: 3, Gone: 3, Off: 3}}, condition.Lost, condition.Unlimited,
+			"3 of 3 limits are gone from the table, or off, and no longer in force"},
+		{registry.Stats{Limits: 3, Loss: registry.Loss{Since: since, Before: 3, Gone: 3, Off: 3, Held: true}}, condition.Held, condition.Limited,
+			"3 of 3 limits are gone from the table, or off, and still in force"},
+		{registry.Stats{Limits: 3, Outdated: []string{"/a"}}, condition.Outdated, condition.Limited, "rows are earlier than others that a table has given, which stay in force: 1"},
+	} {
+		is := c.ofRows(&w.s)
+		require.Equal(t, []any{w.state, w.calls, w.says}, []any{is.State, is.Calls, is.Says})
+		if w.state == condition.OK {
+			continue
+		}
+		require.Equal(t, slog.LevelWarn, is.Level())
 	}
 }
