@@ -274,11 +274,12 @@ func (l *RateLimiter) decide(ctx context.Context, v verb, permits int, timeout t
 	if l.following != nil {
 		return l.decideFollowing(ctx, v, permits, timeout)
 	}
-	return l.decideObserved(ctx, v, permits, timeout)
+	return l.decideObserved(ctx, v, permits, timeout, 0)
 }
 
-// decideObserved asks for permits and calls the observer. If the store is unavailable, the failure policy decides.
-func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, timeout time.Duration) (verdict, error) {
+// decideObserved asks for permits and calls the observer. If the store is unavailable, the failure policy decides. waited is how long the call has waited
+// by other limiters.
+func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, timeout, waited time.Duration) (verdict, error) {
 	began := clock.Mono()
 	var got verdict
 	var err error
@@ -295,7 +296,7 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
 			Bucket: l.Name(), Label: l.label, Permits: permits, Granted: err == nil && got.granted, Err: err, By: got.by,
-			Wait: got.wait, Elapsed: clock.Mono() - began, Priority: l.priority, Shadow: l.shadow,
+			Wait: waited + got.wait, Elapsed: waited + clock.Mono() - began, Priority: l.priority, Shadow: l.shadow,
 		})
 	}
 	if l.shadow {

@@ -25,8 +25,8 @@ type Rule struct {
 	Watch *Watch
 }
 
-// Rules have the rule in force for a limiter of [Following]. Two limiters with equal Rules follow the same rule. All methods are called
-// concurrently.
+// Rules have the rule in force for a limiter of [Following]. Two limiters with equal Rules follow the same rule, so the members of a group must have
+// Rules that are comparable, such as pointers, else the error is [ErrInvalidConfig]. All methods are called concurrently.
 type Rules interface {
 	// Rule returns the rule in force. Every call asks for it, so it must be fast.
 	Rule() Rule
@@ -103,7 +103,11 @@ func (l *RateLimiter) decideFollowing(ctx context.Context, v verb, permits int, 
 		if timeout != math.MaxInt64 {
 			left -= waited
 		}
-		got, err = r.Limiter.decide(ctx, v, permits, left)
+		if now := r.Limiter; now.plain || now.following != nil {
+			got, err = now.decide(ctx, v, permits, left)
+		} else {
+			got, err = now.decideObserved(ctx, v, permits, left, waited)
+		}
 		switch {
 		case err == nil:
 			if v != acquire {
@@ -377,10 +381,9 @@ func (g *several) askFollowing(ctx context.Context, v verb, permits int, timeout
 		if timeout != math.MaxInt64 {
 			left -= waited
 		}
-		a, err := now.ask(ctx, v, permits, left)
+		a, err := now.askInForce(ctx, v, permits, left, waited)
 		switch {
 		case err == nil:
-			a.wait += waited
 			return a, nil
 		case errors.Is(err, ErrSuperseded):
 		case errors.Is(err, ErrInvalidConfig) && !repaired:

@@ -181,3 +181,62 @@ func TestHostilePriorityRaised(t *testing.T) {
 		})
 	}
 }
+
+// listRules cannot be compared.
+type listRules []*tb.RateLimiter
+
+func (r listRules) Rule() tb.Rule                                                { return tb.Rule{Limiter: r[0]} }
+func (r listRules) Repair(_ context.Context, _ *tb.RateLimiter, err error) error { return err }
+
+// Rules that cannot be compared are refused by groups.
+func TestHostileRulesOfOneGroup(t *testing.T) {
+	one := tb.Following("one", listRules{hostileBursty(t, "one", 1)})
+	two := tb.Following("two", listRules{hostileBursty(t, "two", 1)})
+	require.NotPanics(t, func() {
+		_, err := tb.All(one, two)
+		require.ErrorIs(t, err, tb.ErrInvalidConfig)
+		require.ErrorContains(t, err, "comparable")
+		_, err = tb.Any(one, two)
+		require.ErrorIs(t, err, tb.ErrInvalidConfig)
+	})
+}
+
+// The wait of a call that waited by several rules is the whole one, for its caller and for observers.
+func TestHostileWholeWait(t *testing.T) {
+	for name, other := range map[string]string{"same bucket": "", "another bucket": "other"} {
+		for _, way := range []string{"alone", "All"} {
+			t.Run(name+", "+way, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					store := tb.NewMemoryStore()
+					var got []tb.Decision
+					opts := []tb.Option{tb.WithStore(store), tb.WithInitialPermits(0), tb.WithObserver(tb.Observer{
+						Decision: func(_ context.Context, d tb.Decision) { got = append(got, d) },
+					})}
+					first := hostileBursty(t, "a", 0.1, append(opts, tb.WithVersion(1))...)
+					second := hostileBursty(t, "a"+other, 0.5, append(opts, tb.WithVersion(2))...)
+					rules := new(hostileRules)
+					rules.set(first)
+					l := tb.Following("a", rules)
+					acquire := l.Acquire
+					if way == "All" {
+						g, err := tb.All(l)
+						require.NoError(t, err)
+						acquire = g.Acquire
+					}
+					time.AfterFunc(3*time.Second, func() {
+						rules.set(second)
+						first.Supersede(second, nil)
+					})
+					began := time.Now()
+					waited, err := acquire(ctx, 1)
+					require.NoError(t, err)
+					whole := time.Since(began)
+					require.InDelta(t, whole, waited, float64(time.Millisecond))
+					require.Len(t, got, 1)
+					require.InDelta(t, whole, got[0].Wait, float64(time.Millisecond))
+					require.InDelta(t, whole, got[0].Elapsed, float64(time.Millisecond))
+				})
+			})
+		}
+	}
+}

@@ -138,6 +138,9 @@ func (g *several) init(choice permit.Choice, members []Member) error {
 			}
 		}
 		if f := w.limiter.following; f != nil {
+			if !reflect.ValueOf(f.rules).Comparable() {
+				return invalidGroup(f.name, wanted("rules", fmt.Sprintf("%T", f.rules), "a comparable type, such as a pointer"))
+			}
 			if slices.ContainsFunc(g.members, func(o weighted) bool { return o.limiter.following != nil && o.limiter.following.rules == f.rules }) {
 				return invalidGroup(f.name, wanted("member", i, "each bucket once"))
 			}
@@ -384,6 +387,11 @@ func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Dur
 	if g.live.on {
 		return g.askFollowing(ctx, v, permits, timeout)
 	}
+	return g.askInForce(ctx, v, permits, timeout, 0)
+}
+
+// askInForce asks for permits of members that do not follow rules. waited is how long the call has waited by other members.
+func (g *several) askInForce(ctx context.Context, v verb, permits int, timeout, waited time.Duration) (answer, error) {
 	var began time.Duration
 	if g.observed {
 		began = clock.Mono()
@@ -392,8 +400,9 @@ func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Dur
 	if err != nil && ctx.Err() == nil {
 		a, err = g.askOthers(ctx, v, permits, timeout, a, err)
 	}
+	a.wait += waited
 	if g.observed && !errors.Is(err, ErrSuperseded) { // otherwise it is not decided yet
-		g.observe(ctx, permits, a, err, clock.Mono()-began)
+		g.observe(ctx, permits, a, err, waited+clock.Mono()-began)
 	}
 	return a, err
 }

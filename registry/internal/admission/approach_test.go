@@ -13,7 +13,7 @@ import (
 
 // A call that is summoned to the queue and gives up in the same instant passes the summons on.
 func TestSummonsIsPassedOn(t *testing.T) {
-	for range 30 { // which of the two a call finds first is random
+	for range 30 { // the call may have left before it is summoned
 		synctest.Test(t, func(t *testing.T) {
 			l, err := tokenbucket.NewSmoothBursty("a", 0.1, tokenbucket.WithInitialPermits(0))
 			require.NoError(t, err)
@@ -29,8 +29,8 @@ func TestSummonsIsPassedOn(t *testing.T) {
 			}()
 			synctest.Wait()
 			next := a.slot.approach.join()
-			a.slot.approach.summon()
 			cancel()
+			a.slot.approach.summon()
 			<-done
 			require.True(t, err == nil && after.place == full || isClosed(next.summoned))
 			require.NoError(t, r.Cancel(context.Background()))
