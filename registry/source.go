@@ -59,6 +59,9 @@ type Limit struct {
 	//
 	// A row with a window or a concurrency needs a function that makes it (WithWindows, WithSemaphores). A call passes if all limits of the
 	// row grant it: see Registry.Enter.
+	//
+	// If a change of the row lowers it, calls that run are not ended, and none begins until fewer run. If a change raises it, the calls that wait in this
+	// process begin before those that come later.
 	Concurrent int
 	// ConcurrentWait is the longest wait of a call for a place among the calls in flight, up to 2^53 microseconds; 0 means no wait. A
 	// call in shadow does not wait. See Registry.Enter.
