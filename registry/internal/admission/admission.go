@@ -85,9 +85,12 @@ func (e *Env) Enter(ctx context.Context, s *Slot, row Row, call Call) (*gate.Adm
 		}
 	}
 	var admission *gate.Admission
-	if call.Shadow && ctx.Err() == nil {
+	switch {
+	case call.Shadow && ctx.Err() == nil && refused != nil && refused.By == gate.ByConcurrency && call.PlaceWait > 0:
+		admission, err = a.passes(), nil
+	case call.Shadow && ctx.Err() == nil:
 		admission, err = a.passed(refused, err), nil
-	} else {
+	default:
 		admission, err = a.end(refused, err)
 	}
 	ended = true

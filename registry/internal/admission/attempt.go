@@ -149,7 +149,11 @@ func (a *attempt) known(ctx context.Context) (refused *gate.Admission, err error
 	if left := a.slot.Pause.Left(); left > 0 && a.Limiter == nil {
 		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}, nil
 	}
-	longest := a.Wait + min(a.patience, math.MaxInt64-a.Wait)
+	patience := a.patience
+	if a.Shadow { // something waits in its stead
+		patience = a.PlaceWait
+	}
+	longest := a.Wait + min(patience, math.MaxInt64-a.Wait)
 	if longest == 0 && a.slot.crowded(a.bounds) {
 		return noPlace(), nil
 	}
