@@ -246,7 +246,7 @@ func TestCancelWindowBound(t *testing.T) {
 		clock := clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))
 		start := clock.Now()
 		shared := tb.NewMemoryStore()
-		size := rapid.SampledFrom([]float64{0, 1, 5}).Draw(t, "bucket size")
+		size := rapid.SampledFrom([]float64{0, 1, 5, 50}).Draw(t, "bucket size")
 		payment := rapid.SampledFrom([]tb.Payment{tb.PayNow, tb.PayLater}).Draw(t, "payment")
 		var processes []*tb.RateLimiter
 		for range rapid.SampledFrom([]int{1, 3}).Draw(t, "processes") {
@@ -279,7 +279,11 @@ func TestCancelWindowBound(t *testing.T) {
 			case 3:
 				if len(all) > 0 {
 					h := all[max(0, len(all)-rapid.IntRange(1, 12).Draw(t, "which"))]
-					require.NoError(t, h.r.Cancel(ctx))
+					end := h.r.Cancel
+					if rapid.Bool().Draw(t, "return") {
+						end = h.r.Return
+					}
+					require.NoError(t, end(ctx))
 					h.cancelled = true
 				}
 			}

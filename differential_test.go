@@ -91,7 +91,7 @@ func drawRequest(t *rapid.T, places []permit.Place) permit.Request {
 		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")
 		return permit.Request{Op: permit.GiveBack, Back: permit.Refund{
 			Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.ID, To: p.Before, End: p.After.Next,
-			Spent: max(0, p.Before.Stored-p.After.Stored), Level: p.After.Stored, Granted: p.Before.Next,
+			Spent: max(0, p.Before.Stored-p.After.Stored), Level: p.After.Stored,
 		}}
 	}
 	return permit.Request{
@@ -493,7 +493,7 @@ func TestManyReturns(t *testing.T) {
 	back := func(p permit.Place) permit.Request {
 		return permit.Request{Op: permit.GiveBack, Back: permit.Refund{
 			Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, Version: p.Version, ID: p.ID, To: p.Before, End: p.After.Next,
-			Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored, Granted: p.Before.Next,
+			Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored,
 		}}
 	}
 	var places []permit.Place

@@ -98,8 +98,8 @@ func TestLostTimeOfARefund(t *testing.T) {
 func TestObserverOfLostPermits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen, store := losses{of: map[string]int{}}, tb.NewMemoryStore()
-		a := limiter(t, "a", 5, tb.WithStore(store), seen.observer())
-		b := limiter(t, "b", 5, tb.WithStore(tb.NewMemoryStore()), tb.WithLabel("row"), seen.observer())
+		a := limiter(t, "a", 5, tb.WithStore(store), tb.WithMaxPermits(1), seen.observer()) // so nothing comes back behind other permits
+		b := limiter(t, "b", 5, tb.WithStore(tb.NewMemoryStore()), tb.WithMaxPermits(1), tb.WithLabel("row"), seen.observer())
 		g := all(t, a, tb.Weighted(b, 2))
 		c := anyOf(t, a, b)
 		lose := func(tryReserve func() (*tb.GroupReservation, error)) {
@@ -127,7 +127,7 @@ func TestObserverOfLostPermits(t *testing.T) {
 // A panic of the observer is logged. It ends no call, and holds no lock.
 func TestPanicOfTheObserverOfLostPermits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := limiter(t, "x", 5, quiet, tb.WithObserver(tb.Observer{Lost: func(string, int) { panic("observer") }}))
+		l := limiter(t, "x", 5, quiet, tb.WithMaxPermits(1), tb.WithObserver(tb.Observer{Lost: func(string, int) { panic("observer") }}))
 		g := all(t, l)
 		r, err := g.Reserve(ctx, 2)
 		require.NoError(t, err)

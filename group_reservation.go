@@ -96,7 +96,7 @@ func (r *GroupReservation) Ready() <-chan struct{} {
 }
 
 // Cancel gives the permits of all members back if the last of them is not due yet. A caller of this group behind it that wants as many takes them.
-// Otherwise they go back to the members. A member of which other permits were taken since loses them ([Group.Lost]). In all else it is [Reservation.Cancel].
+// Otherwise they go back to the members. Behind permits of other processes a member takes back what it could have saved up, and the rest is lost ([Group.Lost]). In all else it is [Reservation.Cancel].
 func (r *GroupReservation) Cancel(ctx context.Context) error {
 	if r.answer.call == nil {
 		return nil

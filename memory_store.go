@@ -309,7 +309,7 @@ func (l *RateLimiter) reserved(b *PermitBucket, now int64, granted bool, place *
 	if !granted {
 		return refusedReservation(retryAfter, level)
 	}
-	back := place.Refund(&b.setting.terms, 0, now)
+	back := place.Refund(&b.setting.terms, 0)
 	return &Reservation{call: engine.Reserved(&l.limiter, place.Origin(), &back), level: level}
 }
 

@@ -432,7 +432,8 @@ func (b *PermitBucket) place(before, after permit.Balance, nonce int64) permit.P
 	b.set(after)
 	b.Seq++
 	p := permit.Place{
-		Epoch: b.Epoch, Tag: nonce + b.Seq, Prev: b.Tail, ID: b.Seq, Version: b.setting.Version, Before: before, After: after,
+		Epoch: b.Epoch, Tag: nonce + b.Seq, Prev: b.Tail, ID: b.Seq, Version: b.setting.Version, Returned: b.ReturnedPermits,
+		Before: before, After: after,
 	}
 	b.Tail = p.Tag
 	return p
@@ -517,9 +518,10 @@ const maxReturned = 32
 //   - If Tag is the tail, no permits were taken since. The account goes back to the balance before the places, and all later decisions
 //     are as if the places had never been taken. Then the tail is another one, or the account is no later than the balance asked for,
 //     so a repeated giveBack changes nothing. If the rate was changed meanwhile, only time that is still ahead goes back.
-//   - Otherwise only stored permits of a bursty bucket without debt are returned, and of them only as many as the bucket could have
-//     kept. Since the grant it held at most level + ReturnedPermits + elapsed/interval. So with g more, where g ≤ max − that, it would
-//     never have overflowed, and now it would hold exactly g more.
+//   - Otherwise only stored permits of a bursty bucket are returned, and of them only as many as the bucket could have kept. Until its
+//     debt ends it holds at most what was left after the grant, what has been given back since, and elapsed/interval: with all later
+//     grants due when they are, and none of them used before. So with g more, where g ≤ max − that, it never overflows, and when its debt
+//     ends it holds exactly g more. The next grant takes them, at no cost in time.
 //
 // Places with stored permits are listed, so that these are returned once, in either of the two ways. The list ends with the epoch, which is
 // safe because places of older epochs lapse. A full list drops the oldest place, and places older than all that are listed lapse.
@@ -548,15 +550,21 @@ func (b *PermitBucket) giveBack(now int64, g *permit.Refund) (missing float64, o
 		b.resync(now)
 		return missing, true
 	}
-	if b.setting.Kind != bursty || !sameConfig || at.Next > now {
+	if b.setting.Kind != bursty || !sameConfig {
 		return 0, false
 	}
-	room := b.MaxPermits - (g.Level + b.ReturnedPermits + float64(now-g.Granted)/b.IntervalMicros)
+	room := b.MaxPermits - (g.Level + b.ReturnedPermits + float64(at.Next-g.End)/b.IntervalMicros)
 	back := min(g.Spent, room)
-	if !(back > 0) {
+	if !(back > 0) || g.Tag == 0 && back < g.Spent {
 		return 0, false
 	}
-	b.StoredPermits = min(b.MaxPermits, b.StoredPermits+back)
+	if float64(g.End-now) > float64(back*b.IntervalMicros) {
+		at.Stored += back
+	} else {
+		at = b.unsold(now, back)
+	}
+	at.Stored = min(b.MaxPermits, at.Stored)
+	b.set(at)
 	b.ReturnedPermits += back
 	b.list(g)
 	b.Tail = 0 // the balance before these places is no longer the stored one
@@ -623,12 +631,24 @@ func (b *PermitBucket) settle(now, n int64, of permit.Origin, batch *permit.Batc
 	if !permit.Succeeds(b.Epoch, of.Epoch) || of.ID > b.Seq {
 		return permit.Grant{}
 	}
+	place := b.place(b.balance(), b.unsold(now, float64(-n)), batch.Nonce())
+	b.ReturnedPermits += float64(-n)
+	if b.StoredPermits > b.MaxPermits || b.ReturnedPermits > maxExact {
+		b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
+		b.beginEpoch(batch.Epoch)
+	}
+	return permit.Grant{OK: true, Place: place}
+}
+
+// unsold returns the balance without the last n permits: the debt shrinks, but no further than to the end of a penalty. The rest is stored, by a
+// bursty bucket.
+func (b *PermitBucket) unsold(now int64, n float64) permit.Balance {
 	floor := now
 	if b.PausedMicros > 0 {
 		floor = max(now, b.HeldUntilMicros)
 	}
 	interval, before := b.setting.interval, b.balance()
-	back := float64(float64(-n) * interval)
+	back := float64(n * interval)
 	debt := float64(before.Next-floor) - before.Carry
 	after := permit.Balance{Stored: before.Stored, Next: floor}
 	if whole := math.Floor(back + before.Carry); back <= debt && whole <= float64(before.Next-floor) {
@@ -636,13 +656,7 @@ func (b *PermitBucket) settle(now, n int64, of permit.Origin, batch *permit.Batc
 	} else if b.setting.Kind == bursty {
 		after.Stored += (back - debt) / interval
 	}
-	place := b.place(before, after, batch.Nonce())
-	b.ReturnedPermits += float64(-n)
-	if b.StoredPermits > b.MaxPermits || b.ReturnedPermits > maxExact {
-		b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
-		b.beginEpoch(batch.Epoch)
-	}
-	return permit.Grant{OK: true, Place: place}
+	return after
 }
 
 // held returns the stored permits after a pause.

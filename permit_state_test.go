@@ -371,7 +371,7 @@ func TestGiveBackTwice(t *testing.T) {
 					p := h.g.Place
 					back := permit.Refund{
 						Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, ID: p.Tag, To: p.Before, End: p.After.Next,
-						Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored, Granted: h.now,
+						Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored - p.Returned,
 					}
 					if !late {
 						send(once, []permit.Refund{back})

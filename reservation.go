@@ -76,8 +76,8 @@ func (r *Reservation) Level() (Level, bool) {
 }
 
 // Cancel gives the permits back if they are not due yet. Callers behind it in this process move up, and permits that no caller here wants
-// go back to the store. If another process has taken permits behind them, they cannot go back: they serve the next callers of this process,
-// or lapse when they are due. Permits that are due are used, so cancelling them does nothing. Nor does cancelling twice, or cancelling a
+// go back to the store. If another process has taken permits behind them, they serve the next callers of this process. What is left of them when
+// their time begins goes back as far as the bucket could have saved it up, and lapses otherwise. Permits that are due are used, so cancelling them does nothing. Nor does cancelling twice, or cancelling a
 // refusal, or a reservation that was settled. Cancel waits for the store's reply as long as the context and the store's timeout allow ([WithStoreTimeout]). On an error the
 // permits may be lost.
 func (r *Reservation) Cancel(ctx context.Context) error {
@@ -92,7 +92,7 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 func (r *Reservation) Overruled() bool { return r.overruled }
 
 // Return is [Reservation.Cancel] for a call that another limit has refused before it began: it gives back permits that were due at once,
-// too. They cannot go back if other processes have taken permits behind them that are not due yet. Permits that fell due while the caller
+// too, as far as the bucket could have saved them up. Permits that fell due while the caller
 // waited lapse, as with Cancel. Permits of a lease ([WithPrefetch]) go back into it, and lapse if the lease has ended.
 func (r *Reservation) Return(ctx context.Context) error {
 	if r.call == nil || r.refused {

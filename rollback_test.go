@@ -148,7 +148,7 @@ func TestRefundAfterRollback(t *testing.T) {
 				roll(&out.Bucket, old)
 				_, granted := ask(permit.Request{Permits: n, MaxWaitMicros: maxExact})
 				require.Equal(t, was.Bucket.Seq, granted.Bucket.Seq, "the new master counts as the old one did")
-				back, after := ask(permit.Request{Op: permit.GiveBack, Back: held.Requests[0].Grant.Place.Refund(was.Bucket.setting, 0, was.NowMicros)})
+				back, after := ask(permit.Request{Op: permit.GiveBack, Back: held.Requests[0].Grant.Place.Refund(was.Bucket.setting, 0)})
 				require.False(t, back.Requests[0].Grant.OK, "%d permits of the other process", n)
 				require.Equal(t, granted.Bucket.NextFreeTicketMicros, after.Bucket.NextFreeTicketMicros)
 			}

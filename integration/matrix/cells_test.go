@@ -36,18 +36,10 @@ const (
 
 // known are the cells that do not hold yet, and what mends them. An empty name is any feature.
 var known = []struct{ one, other, item string }{
-	{"All", "Return", groupBehindAnother},
-	{"All", "Cancel", groupBehindAnother},
-	{"Settle down", "Return", behindAnother},
-	{"SettleLater", "Return", behindAnother},
 	{"Settle down", "", overtakenBySettling},
 	{"SettleLater", "", overtakenBySettling},
 	{"warm-up", "Penalize", "a penalty costs a warm-up as many permits again as a cold start"},
 }
-
-const groupBehindAnother = "a group's permits that come back behind another process's lapse, those of a limiter do not"
-
-const behindAnother = "permits that are due and come back behind a settlement of another process lapse"
 
 // overtakenBySettling is only about the order: such a cell must hold in all else.
 const overtakenBySettling = "after SetRate or a penalty a settlement lets a later call pass a waiter that was granted under the former terms"

@@ -21,10 +21,13 @@ type reasons struct {
 	ask    int64 // the store is asked again for the uncovered waiters
 	listen int64 // the store is asked for the state of a bucket without a recent reply
 	review int64 // a lease is half over, or ends
+	yield  int64 // permits that no waiter needs go back
 }
 
 // first returns the first of the times; 0 if no reason applies.
-func (r reasons) first() int64 { return sooner(sooner(r.due, r.ask), sooner(r.listen, r.review)) }
+func (r reasons) first() int64 {
+	return sooner(sooner(sooner(r.due, r.ask), sooner(r.listen, r.review)), r.yield)
+}
 
 // set sets the timer for the first of the reasons.
 func (a *alarm) set(c *Coordinator, r reasons) {

@@ -171,6 +171,7 @@ func (c *Coordinator) advance(now int64) {
 		c.queue.release(now) // the reservations may be due first
 	}
 	c.leases.reviewNow(now)
+	c.queue.yields = c.queue.line.Yield(now)
 }
 
 // setAlarm sets the alarm, and what newcomers may do. mu must be held.
@@ -185,7 +186,7 @@ func (c *Coordinator) setAlarm() {
 	if p != c.newcomers.Load() {
 		c.newcomers.Store(p)
 	}
-	r := reasons{due: c.queue.due, review: c.leases.review}
+	r := reasons{due: c.queue.due, review: c.leases.review, yield: c.queue.yields}
 	if !c.inFlight.busy {
 		if at, ok := c.queue.line.AskAt(); ok {
 			r.ask = max(1, at)

@@ -220,6 +220,6 @@ func (s *leases) giveUp(e *lease) {
 	used := e.used.Swap(retired)
 	e.limiter.prefetched(e.permits, min(used, e.permits))
 	if used < e.permits {
-		s.outbox.giveBack(&refund{limiter: e.limiter, give: e.place.Refund(e.left.Terms, used, e.left.Now)})
+		s.outbox.giveBack(&refund{limiter: e.limiter, give: e.place.Refund(e.left.Terms, used)})
 	}
 }

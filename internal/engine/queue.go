@@ -24,6 +24,7 @@ type queue struct {
 	line    *schedule.Schedule[*Call]
 	old     []*schedule.Schedule[*Call]
 	due     int64                     // when the first waiter is due, or its timeout ends; 0 if there is no such time
+	yields  int64                     // when permits of line that no waiter needs go back, see [schedule.Schedule.Yield]; 0 if there is no such time
 	late    []*schedule.Waiter[*Call] // waiters of old whose permits would be due too late
 	pace    schedule.Pace             // of line, while it has waiters beyond the look-ahead
 	confirm *refund                   // the next refund of line, which a caller waits for; nil if none does
@@ -540,7 +541,7 @@ func (q *queue) refund() *refund {
 	back := q.line.Refund()
 	g := back.Terms.(*granted)
 	r.line, r.limiter = q.line, g.limiter
-	r.give = permit.Refund{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: g.Version, To: back.To, End: back.End.Next}
+	r.give = back.Permit(g.Version)
 	return r
 }
 

@@ -188,7 +188,7 @@ func (r *reply) grant(q *Call, request *permit.Request) {
 	if g.WaitMicros == 0 && q.state == pending && (reserved && line.Idle() || !reserved && r.queue.serve(q)) {
 		q.Origin = g.Place.Origin()
 		if q.due = r.received; reserved {
-			back := g.Place.Refund(r.Bucket.Terms, 0, r.NowMicros)
+			back := g.Place.Refund(r.Bucket.Terms, 0)
 			q.promise.unused = &back
 		}
 		r.queue.callers.end(q, done, nil)
@@ -218,7 +218,7 @@ func (r *reply) refundLate(g *permit.Grant) bool {
 	if !r.flight.late || r.view.terms != nil && g.Place.Epoch == r.view.epoch {
 		return false
 	}
-	r.outbox.giveBack(&refund{limiter: r.flight.limiter, give: g.Place.Refund(r.Bucket.Terms, 0, r.NowMicros)})
+	r.outbox.giveBack(&refund{limiter: r.flight.limiter, give: g.Place.Refund(r.Bucket.Terms, 0)})
 	return true
 }
 
@@ -227,7 +227,7 @@ func (r *reply) scheduled(request *permit.Request) *schedule.Grant {
 	p := &request.Grant.Place
 	return &schedule.Grant{
 		Terms: r.view.grantedBy(r.flight.limiter, r.Bucket.Terms), Before: p.Before, Permits: request.Permits,
-		Epoch: p.Epoch, ID: p.ID, Tag: p.Tag, Prev: p.Prev, Offset: r.view.offset.Micros(),
+		Epoch: p.Epoch, ID: p.ID, Tag: p.Tag, Prev: p.Prev, Returned: p.Returned, Offset: r.view.offset.Micros(),
 	}
 }
 

@@ -253,5 +253,5 @@ func (q *Call) asksAnew() bool {
 
 // giveBack refunds what a batch was granted for a call that no longer waits for it.
 func (r *reply) giveBack(request *permit.Request) {
-	r.outbox.giveBack(&refund{limiter: r.flight.limiter, give: request.Grant.Place.Refund(r.Bucket.Terms, 0, r.NowMicros)})
+	r.outbox.giveBack(&refund{limiter: r.flight.limiter, give: request.Grant.Place.Refund(r.Bucket.Terms, 0)})
 }

@@ -14,10 +14,20 @@ type grant struct {
 	permits int64
 	due     int64 // when the last part is due, by the limiter's clock
 	parts   []part
-	open    int      // refunds of its parts that have no reply
-	refused bool     // the members have refused to take it back
+	open    int // refunds of its parts that have no reply
+	refused int // refunds of its parts that were refused since it was sent back last
+	back    attempt
 	confirm *confirm // of the caller that waits for its refunds; nil if none does
 }
+
+// attempt is what was tried to give a grant back.
+type attempt uint8
+
+const (
+	none      attempt = iota
+	inTurn            // the time of its parts, which the members refuse once other permits were taken behind them
+	outOfTurn         // its permits, see [permit.OutOfTurn]
+)
 
 // part is a member's part of a grant.
 type part struct {
@@ -27,6 +37,16 @@ type part struct {
 	at    int64 // of the decision, by the store's clock
 	due   int64 // by the limiter's clock
 	spent int64 // the time of the bucket that it takes
+}
+
+// refund returns a refund of n permits, which are all of the part.
+func (p *part) refund(n int64, how attempt) permit.Refund {
+	r := p.place.Refund(p.terms, 0)
+	if how == outOfTurn && r.Spent < float64(n) {
+		return permit.OutOfTurn(p.place.Epoch, p.place.Version, p.place.ID, n, p.place.After, p.place.Returned)
+	}
+	r.Permits = n
+	return r
 }
 
 // ahead returns how much of the bucket's future time the part takes.
@@ -63,41 +83,32 @@ func (s *spare) take(q *Call, by int64) *grant {
 
 // confirm lets a caller wait for the replies to its refunds.
 type confirm struct {
-	open int
+	open bool
 	err  error
 	done chan struct{}
 }
 
 // await has the caller wait for the refunds of a grant. It returns c, which is nil if none waits.
-func (c *confirm) await(g *grant) *confirm {
-	for m := range g.parts {
-		if c != nil && g.parts[m].taken {
-			c.open++
-		}
+func (c *confirm) await() *confirm {
+	if c != nil {
+		c.open = true
 	}
 	return c
 }
 
-// used ends the wait for refunds of a grant that is not given back, because another call has it.
-func (g *grant) used() {
-	for m := range g.parts {
-		if g.parts[m].taken {
-			g.confirm.settled(nil)
-		}
+// confirmed ends the wait for the refunds of a grant: they are decided, or it is not given back now.
+func (g *grant) confirmed() {
+	if c := g.confirm; c != nil {
+		c.open = false
+		close(c.done)
 	}
 	g.confirm = nil
 }
 
-// settled counts the reply to a refund.
-func (c *confirm) settled(err error) {
-	if c == nil {
-		return
-	}
-	if c.open--; err != nil {
+// replied notes the reply to a refund.
+func (c *confirm) replied(err error) {
+	if c != nil && err != nil {
 		c.err = err
-	}
-	if c.open == 0 {
-		close(c.done)
 	}
 }
 

@@ -189,13 +189,13 @@ func (p *Participant) giveUp(ctx context.Context, q *Call, unused bool) error {
 		p.queue.abandon(q, c, now)
 		p.dispatch(now)
 	case unused && q.unused != nil && q.end.Claim(permit.GivenBack):
-		q.unused.confirm = c.await(q.unused)
-		p.queue.giveBack(q.unused)
+		q.unused.confirm = c.await()
+		p.queue.giveBack(q.unused, inTurn, now)
 		p.dispatch(now)
 	}
 	open, err := c.open, c.err
 	p.mu.Unlock()
-	if open == 0 {
+	if !open {
 		return err
 	}
 	return c.wait(ctx, &p.Config)

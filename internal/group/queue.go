@@ -179,12 +179,8 @@ func (l *queue) stale(now int64) bool { return l.listens() && now-l.at >= engine
 // next returns when the queue changes next, in limiter microseconds; 0 if it does not. With a batch in flight it does not ask.
 func (l *queue) next(busy bool) int64 {
 	next := sooner(l.nextDue, l.nextEnd)
-	for _, g := range l.spare {
-		if g.refused {
-			next = sooner(next, g.due+schedule.Tolerated+1)
-		} else if !busy {
-			next = sooner(next, g.due)
-		}
+	if !busy && len(l.spare) > 0 {
+		next = sooner(next, l.spare[0].due)
 	}
 	if !busy && l.listens() {
 		next = sooner(next, l.at+engine.ListenMicros)
@@ -220,7 +216,7 @@ func (l *queue) give(q *Call, g *grant, now int64) {
 		}
 	}
 	q.grant = g
-	g.used()
+	g.confirmed()
 	l.noteDue(q)
 	if q.reserves {
 		q.promise()
@@ -257,7 +253,7 @@ func (l *queue) noteDue(q *Call) {
 // free takes a grant that its call no longer needs. The calls behind it that want as many permits move up, and what is left is spare.
 func (l *queue) free(g *grant, now int64) {
 	if now-g.due > schedule.Tolerated {
-		l.giveBack(g)
+		l.giveBack(g, inTurn, now)
 		return
 	}
 	for _, q := range l.owned {
@@ -278,7 +274,7 @@ func (l *queue) free(g *grant, now int64) {
 func (l *queue) keepSpare(now int64) {
 	for _, g := range l.spare {
 		if !l.returnable(g, now) {
-			g.used()
+			g.confirmed()
 		}
 	}
 }
@@ -315,45 +311,50 @@ func (l *queue) giveSpare(q *Call, now int64) bool {
 	return g != nil
 }
 
-// giveBack sends a grant back to its members with the next batch.
-func (l *queue) giveBack(g *grant) {
+// giveBack sends a grant back to its members with the next batch. In turn, the parts that are due follow once the members have taken back those that
+// are not: they may refuse these, and then a call can still use the whole grant.
+func (l *queue) giveBack(g *grant, how attempt, now int64) {
 	l.view.drop()
+	g.back, g.refused = how, 0
+	first := how == inTurn && slices.ContainsFunc(g.parts, func(p part) bool { return p.taken && p.due > now })
 	for m := range g.parts {
-		if part := &g.parts[m]; part.taken {
+		if part := &g.parts[m]; part.taken && (!first || part.due > now) {
 			g.open++
-			r := &refund{grant: g, give: part.place.Refund(part.terms, 0, part.at)}
-			r.give.Permits = g.permits * l.members[m].Weight
-			l.members[m].giveBack(r)
+			l.members[m].giveBack(&refund{grant: g, give: part.refund(g.permits*l.members[m].Weight, how)})
 		}
 	}
 }
 
-// returnSpare sends spare grants back that may be at the tail of their buckets, the last first.
+// returnSpare sends spare grants back that are due, or may be at the tail of their buckets, the last first.
 func (l *queue) returnSpare(now int64) {
 	for i := len(l.spare) - 1; i >= 0; i-- {
 		if g := l.spare[i]; l.returnable(g, now) {
 			l.spare = slices.Delete(l.spare, i, i+1)
+			if g.back != none {
+				l.giveBack(g, outOfTurn, now)
+				continue
+			}
 			for m := range g.parts {
 				if part := &g.parts[m]; part.taken && part.due > now {
 					l.members[m].tail = part.place.Before.Next
 				}
 			}
-			l.giveBack(g)
+			l.giveBack(g, inTurn, now)
 		}
 	}
 }
 
-// returnable reports whether the members may accept a spare grant: by the last reply no permits were taken behind it.
+// returnable reports whether the members may accept a spare grant: it is due, or by the last reply no permits were taken behind it.
 func (l *queue) returnable(g *grant, now int64) bool {
-	if g.refused {
-		return false
+	if g.due <= now {
+		return true
 	}
 	for m := range g.parts {
 		if part := &g.parts[m]; part.taken && part.due > now && part.place.After.Next < l.members[m].tail {
-			return g.due <= now
+			return false
 		}
 	}
-	return true
+	return g.back == none
 }
 
 // returns reports whether a spare grant is to be sent back.
@@ -361,9 +362,9 @@ func (l *queue) returns(now int64) bool {
 	return slices.ContainsFunc(l.spare, func(g *grant) bool { return l.returnable(g, now) })
 }
 
-// refunded ends a refund of a member. A grant of which no member has accepted its part is spare again, because another process has taken permits behind it.
-// Otherwise what was not accepted is lost; so is what has no reply, because it is not known whether it was accepted. missing is how many of the permits
-// an accepted refund did not give back.
+// refunded ends a refund of a member. A grant of which no member has accepted its part is spare until it is due, because another process has taken
+// permits behind it. What is refused of others goes back out of turn. What that does not take either is lost; so is what has no reply, because it is not known
+// whether it was accepted. missing is how many of the permits an accepted refund did not give back.
 func (l *queue) refunded(m int, r *refund, accepted bool, missing int64, err error, now int64) {
 	g := r.grant
 	switch part := &g.parts[m]; {
@@ -373,17 +374,25 @@ func (l *queue) refunded(m int, r *refund, accepted bool, missing int64, err err
 	case err != nil:
 		part.taken = false
 		l.members[m].lose(r.give.Permits)
+	default:
+		g.refused++
 	}
-	g.confirm.settled(err)
+	g.confirm.replied(err)
 	if g.open--; g.open > 0 {
 		return
 	}
-	if g.refused = true; g.due > now && l.whole(g) && !l.outdated(g) {
-		g.confirm = nil
+	switch some := slices.ContainsFunc(g.parts, func(p part) bool { return p.taken }); {
+	case some && g.back == inTurn && g.refused > 0 && g.due > now && l.whole(g) && !l.outdated(g):
+		g.confirmed()
 		l.free(g, now)
-		return
+	case some && g.back == inTurn && g.refused == 0: // those that are due
+		l.giveBack(g, inTurn, max(now, g.due))
+	case some && g.back == inTurn:
+		l.giveBack(g, outOfTurn, now)
+	default:
+		g.confirmed()
+		l.lose(g)
 	}
-	l.lose(g)
 }
 
 // whole reports whether a call could use a grant.
@@ -414,7 +423,7 @@ func (l *queue) abandon(q *Call, c *confirm, now int64) {
 	case was == owned:
 		l.owned = remove(l.owned, q)
 		g := q.grant
-		q.grant, g.confirm = nil, c.await(q.grant)
+		q.grant, g.confirm = nil, c.await()
 		l.free(g, now)
 	case q.flight == nil:
 		l.drop(q)
@@ -555,7 +564,7 @@ func (l *queue) recall(now int64) {
 	l.spare = slices.DeleteFunc(l.spare, func(g *grant) bool {
 		gone := l.outdated(g)
 		if gone {
-			l.giveBack(g)
+			l.giveBack(g, inTurn, now)
 		}
 		return gone
 	})
@@ -564,7 +573,7 @@ func (l *queue) recall(now int64) {
 		if !l.outdated(q.grant) {
 			return false
 		}
-		l.giveBack(q.grant)
+		l.giveBack(q.grant, inTurn, now)
 		q.grant, q.state, q.recalled = nil, asking, true
 		if q.promised {
 			first = append(first, q)
@@ -588,23 +597,19 @@ func (l *queue) release(now int64) {
 	if l.nextDue != 0 && l.nextDue <= now {
 		l.releaseDue(now)
 	}
-	l.lapse(now, false)
 	if l.nextEnd != 0 && l.nextEnd <= now {
 		l.expireTimeouts(now)
 	}
 }
 
-// lapse drops the spare grants that the stores have refused to take back, and that are due: no caller may use them later. Those that are due after what
-// a newcomer would get, by the last reply, are of no use either.
-func (l *queue) lapse(now int64, replied bool) {
+// useless sends the spare grants back out of turn that the stores have refused in turn, and that are due after what a newcomer would get, by the last
+// reply.
+func (l *queue) useless(now int64) {
 	l.spare = slices.DeleteFunc(l.spare, func(g *grant) bool {
-		useless := g.refused && now-g.due > schedule.Tolerated
-		if !useless && g.refused && replied {
-			due, _ := l.dueOf(g.permits, 0, now)
-			useless = due < g.due
-		}
+		due, _ := l.dueOf(g.permits, 0, now)
+		useless := g.back == inTurn && due < g.due
 		if useless {
-			l.lose(g)
+			l.giveBack(g, outOfTurn, now)
 		}
 		return useless
 	})
@@ -631,7 +636,7 @@ func (l *queue) releaseDue(now int64) {
 	for _, q := range lapsed {
 		g := q.grant
 		q.grant, q.state = nil, asking
-		l.giveBack(g)
+		l.giveBack(g, inTurn, now)
 	}
 	if len(lapsed) > 0 {
 		l.askAgain(lapsed)

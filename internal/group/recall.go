@@ -65,7 +65,7 @@ func (p *Participant) handOver() (grants spare) {
 		return nil
 	}
 	for _, g := range p.queue.spare {
-		g.used()
+		g.confirmed()
 	}
 	grants, p.queue.spare = p.queue.spare, nil
 	return grants

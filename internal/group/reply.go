@@ -50,7 +50,7 @@ func (r *reply) settle() {
 	}
 	r.queue.recall(r.now)
 	r.queue.offer(r.now)
-	r.queue.lapse(r.now, true)
+	r.queue.useless(r.now)
 	if r.view.show(r.flight, r.members); len(r.queue.spare) > 0 {
 		r.view.drop()
 	}
@@ -148,7 +148,7 @@ func (r *reply) settleRow(i int, q *Call) (again bool) {
 		}
 		r.queue.give(q, g, r.now)
 	case g != nil && r.late:
-		r.queue.giveBack(g)
+		r.queue.giveBack(g, inTurn, r.now)
 	case g != nil:
 		r.queue.free(g, r.now)
 	case !live:
@@ -205,7 +205,7 @@ func (r *reply) granted(i int) (g *grant) {
 			g = newGrant(request.Permits/r.members[m].Weight, len(r.members))
 		}
 		if best >= 0 && r.config.Choice == permit.Any { // a later part is due sooner
-			r.queue.giveBack(g.split(best))
+			r.queue.giveBack(g.split(best), inTurn, r.now)
 			taken--
 		}
 		taken++
@@ -220,7 +220,7 @@ func (r *reply) granted(i int) (g *grant) {
 	}
 	g.settle()
 	if r.config.Choice == permit.All && taken < len(r.members) {
-		r.queue.giveBack(g)
+		r.queue.giveBack(g, inTurn, r.now)
 		return nil
 	}
 	return g

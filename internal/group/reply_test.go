@@ -130,8 +130,8 @@ func TestDeadlineOfRefunds(t *testing.T) {
 	c := &confirm{done: make(chan struct{})}
 	d.members[1].Weight = 2
 	g := d.grant(3, d.now)
-	g.confirm = c.await(g)
-	d.queue.giveBack(g)
+	g.confirm = c.await()
+	d.queue.giveBack(g, inTurn, d.now)
 	settles := NewCall(0, permit.MaxExact, 0, false)
 	settles.settles = []int64{1, 0}
 	d.queue.join(settles, d.now, 0)
@@ -150,15 +150,19 @@ func TestDeadlineOfRefunds(t *testing.T) {
 // Refunds that the bucket refuses once they are due, or whose part fails, are lost. Those of a part that was not asked wait for the next batch.
 func TestReplyToRefunds(t *testing.T) {
 	d := two(permit.All, []int{0}, []int{1})
+	for _, b := range d.buckets {
+		b.seq = 1
+	}
 	giveBack := func() {
 		g := d.grant(3, d.now)
 		for m := range g.parts {
 			g.parts[m].place.Tag = 99
 		}
-		d.queue.giveBack(g)
+		d.queue.giveBack(g, inTurn, d.now)
 	}
 	giveBack()
 	d.trip()
+	d.trip() // out of turn
 	assert.Equal(t, []int64{3, 3}, []int64{d.members[0].lost.Load(), d.members[1].lost.Load()}, "another process has taken permits behind them")
 
 	giveBack()
@@ -294,15 +298,15 @@ func TestReplyShowsASnapshot(t *testing.T) {
 	s := d.view.snapshot.Load()
 	require.NotNil(t, s)
 	require.Equal(t, engine.Seen{Terms: d.buckets[1].terms, Balance: d.buckets[1].Balance, Now: start}, d.view.seen(1))
-	d.queue.giveBack(d.grant(1, start))
+	d.queue.giveBack(d.grant(1, start), inTurn, start)
 	require.Nil(t, d.view.snapshot.Load())
 	d.reserve(1, 0)
 	show(d)
 	require.NotNil(t, d.view.snapshot.Load(), "the refunds have left with that batch")
-	d.queue.giveBack(d.grant(1, start))
+	d.queue.giveBack(d.grant(1, start), inTurn, start)
 	f := d.build()
 	d.run(f)
-	d.queue.giveBack(d.grant(1, start))
+	d.queue.giveBack(d.grant(1, start), inTurn, start)
 	d.land(f)
 	require.Nil(t, d.view.snapshot.Load())
 }

@@ -62,6 +62,8 @@ type Place struct {
 	ID int64
 	// Version of the configuration in force.
 	Version int64
+	// Returned is the number of permits that had been given back to the bucket out of turn before.
+	Returned float64
 
 	Before, After Balance
 }
@@ -90,25 +92,31 @@ func Succeeds(epoch, earlier int64) bool { return (epoch-1)/lineage == (earlier-
 type Refund struct {
 	// Epoch of the places. A bucket in another epoch accepts no refund of them.
 	Epoch int64
-	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards.
+	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards. A Tag of 0 is never the tail: see [OutOfTurn].
 	Tag, Tail int64
 	// Version of the configuration that the places were granted under; stored permits of another are not comparable.
 	Version int64
 	// ID is the place's number, under which its stored permits come back at most once.
 	ID int64
 
-	To      Balance // the balance to restore
-	End     int64   // the end of the places' time
-	Spent   float64 // stored permits in the places
-	Level   float64 // stored permits left after the places were granted
-	Granted int64   // when the places were granted
+	To    Balance // the balance to restore
+	End   int64   // the end of the places' time
+	Spent float64 // stored permits in the places
+	Level float64 // stored permits left after the places were granted, less those that had been given back out of turn before
 
 	// Permits is the number of permits in the places, for Grant.Permits; 0 if the sender does not count those that are missing. Stores do not need it.
 	Permits int64
 }
 
-// Refund returns a refund of the place, which was granted at a time of the store's clock, except for the first used permits.
-func (p *Place) Refund(a Arithmetic, used, granted int64) Refund {
+// OutOfTurn returns a refund of n permits that end at a balance, for a store that has refused to take their time back, because other permits were
+// taken behind them. They become stored permits, all of them or none. id is the number of their grant, and returned is Place.Returned of it. Of one
+// grant permits come back out of turn once.
+func OutOfTurn(epoch, version, id, n int64, end Balance, returned float64) Refund {
+	return Refund{Epoch: epoch, Version: version, ID: id, Spent: float64(n), Level: end.Stored - returned, End: end.Next, Permits: n}
+}
+
+// Refund returns a refund of the place, except for the first used permits.
+func (p *Place) Refund(a Arithmetic, used int64) Refund {
 	to, tail := p.Before, p.Prev
 	if used > 0 {
 		to, _ = a.After(to, used)
@@ -116,6 +124,6 @@ func (p *Place) Refund(a Arithmetic, used, granted int64) Refund {
 	}
 	return Refund{
 		Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.ID, To: to, End: p.After.Next,
-		Spent: to.Stored - p.After.Stored, Level: p.After.Stored, Granted: granted,
+		Spent: to.Stored - p.After.Stored, Level: p.After.Stored - p.Returned,
 	}
 }

@@ -123,8 +123,7 @@ func appendRefund(dst []byte, g *permit.Refund) []byte {
 	dst = append(permit.AppendFloat(dst, g.To.Carry), ' ')
 	dst = append(strconv.AppendInt(dst, g.End, 10), ' ')
 	dst = append(permit.AppendFloat(dst, g.Spent), ' ')
-	dst = append(permit.AppendFloat(dst, g.Level), ' ')
-	return append(strconv.AppendInt(dst, g.Granted, 10), ' ')
+	return append(permit.AppendFloat(dst, g.Level), ' ')
 }
 
 func sameTake(r, o *permit.Request) bool {

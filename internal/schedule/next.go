@@ -105,7 +105,7 @@ func (s *Schedule[V]) taker(g *segment, scanned *int) *Waiter[V] {
 func (s *Schedule[V]) forget() {
 	for len(s.segments) > 0 {
 		g := s.segments[0]
-		if g.left > 0 || s.refund != nil && s.refund.segment == g || len(s.segments) == 1 && s.head != nil && !g.settled {
+		if g.left > 0 || s.refund != nil && s.refund.segment == g || len(s.segments) == 1 && s.head != nil && g.ending == open {
 			return
 		}
 		s.segments[0] = nil

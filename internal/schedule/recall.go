@@ -20,7 +20,7 @@ func (s *Schedule[V]) Recall(now int64, outdated func(Terms, int64) bool) (some 
 		}
 		s.owned -= g.left
 		g.take(g.left)
-		g.settled = true
+		g.ending = settled
 	}
 	if !some || s.head == nil {
 		return some

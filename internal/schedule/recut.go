@@ -23,13 +23,16 @@ func (s *Schedule[V]) Recut(now int64, convert func(t Terms, cursor permit.Balan
 			continue
 		}
 		s.owned -= g.left
-		g.terms, g.cursor = terms, cursor
+		g.terms, g.cursor, g.back = terms, cursor, unknown
+		if g.ending == passed {
+			g.pass()
+		}
 		g.left = g.fits(g.end)
 		s.owned += g.left
 		switch {
 		case end != g.end: // the refund comes back if the store refuses it
 			r.Permits = g.fits(end) - g.left
-		case r == nil && i == len(s.segments)-1 && !g.settled:
+		case r == nil && i == len(s.segments)-1 && g.ending == open:
 			s.toRefund(g, 0)
 		}
 	}

@@ -40,7 +40,7 @@ const (
 // that fall due unused lapse.
 //
 // Invariants:
-//   - T1: a segment is contiguous. Unless it is settled, its tag is the tail of the bucket as far as this process has learned.
+//   - T1: a segment is contiguous. While it is open, its tag is the tail of the bucket as far as this process has learned.
 //   - T2: at most one refund is in flight.
 //   - T3: no waiter is delayed by one behind it, unless the store's clock or the bucket's epoch has stepped.
 //   - T4: a request is served from one segment, by permits that were not due before it joined the queue.
@@ -140,7 +140,7 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 		}
 	}
 	for _, g := range old.segments {
-		g.settled = true
+		g.ending = settled
 	}
 	return old
 }
@@ -150,11 +150,11 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 func (s *Schedule[V]) Forget(epoch int64) {
 	for i := len(s.segments) - 1; i >= 0; i-- {
 		g := s.segments[i]
-		if g.settled && s.head != nil {
+		if g.ending == settled && s.head != nil {
 			break // the segments before it are settled too, or not refundable
 		}
 		if g.epoch != epoch {
-			if g.settled = true; s.head == nil && (s.refund == nil || s.refund.segment != g) {
+			if g.ending = settled; s.head == nil && (s.refund == nil || s.refund.segment != g) {
 				s.owned -= g.left
 				g.left = 0
 			}
@@ -351,7 +351,7 @@ func (s *Schedule[V]) Promise(w *Waiter[V]) {
 
 // returnable reports whether the end of a segment can be refunded.
 func (s *Schedule[V]) returnable(g *segment) bool {
-	return (s.refund == nil || !s.sent && s.refund.segment == g) && g.left > 0 && !g.settled && g == s.segments[len(s.segments)-1]
+	return (s.refund == nil || !s.sent && s.refund.segment == g) && g.left > 0 && g.ending == open && g == s.segments[len(s.segments)-1]
 }
 
 // Serve removes the head of the queue, for which the store has granted permits that are due. It does nothing and returns false if w is not
@@ -426,20 +426,24 @@ func (s *Schedule[V]) own(grant *Grant) {
 			if last.left == 0 {
 				last.cursor = grant.Before
 			}
-			last.end, last.id, last.tag = after, grant.ID, grant.Tag
+			last.end, last.id, last.tag, last.back = after, grant.ID, grant.Tag, grant.Returned
 			last.offset, last.widest = grant.Offset, max(last.widest, grant.Offset)
 			last.left += grant.Permits
 			return
 		}
-		last.settled = last.settled || last.tag != grant.Prev || last.epoch != grant.Epoch
+		if last.epoch != grant.Epoch {
+			last.ending = settled
+		} else if last.tag != grant.Prev {
+			last.pass()
+		}
 	}
 	s.segments = append(s.segments, &segment{
 		terms: grant.Terms, cursor: grant.Before, end: after, left: grant.Permits, from: -1 << 62, paused: -1 << 62,
 		offset: grant.Offset, widest: grant.Offset,
-		epoch: grant.Epoch, id: grant.ID, tag: grant.Tag, prev: grant.Prev,
+		epoch: grant.Epoch, id: grant.ID, tag: grant.Tag, prev: grant.Prev, back: grant.Returned,
 	})
 	for i := n; i > 0 && s.segments[i].ends() < s.segments[i-1].ends(); i-- { // the clock or the epoch has stepped
-		s.segments[i-1].settled = true
+		s.segments[i-1].ending = settled
 		s.segments[i], s.segments[i-1] = s.segments[i-1], s.segments[i]
 		s.stepped = true
 		s.changes++
@@ -546,9 +550,13 @@ func (s *Schedule[V]) Settled(p *permit.Place, terms Terms, now int64) {
 	}
 	s.unprepare()
 	last := s.segments[n-1]
-	tail := !last.settled && last.tag == p.Prev && last.end == p.Before
-	if moved := s.Advance(p.Before.Next-p.After.Next, terms, now); !moved || !tail {
-		last.settled = true
+	tail := last.ending == open && last.tag == p.Prev && last.end == p.Before
+	if !s.Advance(p.Before.Next-p.After.Next, terms, now) {
+		last.ending = settled
+		return
+	}
+	if !tail {
+		last.pass()
 		return
 	}
 	last.tag, last.end = p.Tag, p.After
@@ -562,7 +570,7 @@ func (s *Schedule[V]) move(micros, until int64) {
 	s.changes++
 	for _, g := range s.segments {
 		g.shift(micros)
-		g.settled, g.paused = true, until-g.offset
+		g.ending, g.paused = settled, until-g.offset
 	}
 	s.shifted(micros)
 	if before := s.waiters; s.limited > 0 {

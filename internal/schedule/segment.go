@@ -22,6 +22,7 @@ type Grant struct {
 	Permits int64
 	// Epoch is the bucket's epoch, ID the grant's number, Tag the bucket's tail after the grant, and Prev its tail before.
 	Epoch, ID, Tag, Prev int64
+	Returned             float64 // see permit.Place
 	// Offset is the caller's clock minus the store's, never too small.
 	Offset int64
 }
@@ -47,14 +48,34 @@ type segment struct {
 	offset int64          // local clock minus the store's
 	widest int64          // the largest offset so far
 	epoch  int64
-	id     int64 // number of its last grant
-	tag    int64 // the bucket's tail after the segment
-	prev   int64 // the bucket's tail before the segment
+	id     int64   // number of its last grant
+	back   float64 // permits that had been given back out of turn before its last grant
+	tag    int64   // the bucket's tail after the segment
+	prev   int64   // the bucket's tail before the segment
 
 	used      bool // some of its permits were used or have lapsed
-	settled   bool // it can neither grow nor be refunded: another process took permits behind it, or the bucket was paused
+	ending    ending
 	unclaimed bool // its permits fell due while no waiter gathered them
 }
+
+// ending is what may become of the end of a segment.
+type ending uint8
+
+const (
+	open    ending = iota // it is the bucket's tail as far as this process has learned: it may grow, and its permits may go back
+	passed                // another process took permits behind it: its permits go back out of turn, see Yield
+	settled               // it can neither grow nor be refunded
+)
+
+// pass notes that the segment is not the bucket's tail any more.
+func (g *segment) pass() {
+	if g.ending = max(g.ending, passed); g.back == unknown {
+		g.ending = settled
+	}
+}
+
+// unknown is the back of a segment whose last grant was made under other terms: it does not show what the bucket may have saved up since.
+const unknown = -1
 
 // due returns when the next n permits are due, by the local clock. None is due before the end of a penalty, or before the segment moved up.
 func (g *segment) due(n int64) int64 {
@@ -127,5 +148,5 @@ func (g *segment) ends() int64 { return g.end.Next + g.offset }
 
 // continues reports whether a grant begins where the segment ends, under the same terms.
 func (g *segment) continues(grant *Grant) bool {
-	return !g.settled && g.terms == grant.Terms && g.epoch == grant.Epoch && g.tag == grant.Prev && g.end == grant.Before
+	return g.ending == open && g.terms == grant.Terms && g.epoch == grant.Epoch && g.tag == grant.Prev && g.end == grant.Before
 }

@@ -19,7 +19,7 @@
 --           'transient' or 'lasting' (see PermitBucket.renewed), deadline in microseconds of the server's clock ('' for
 --           none: run later, nothing is taken), newline, and the requests:
 --             T count permits maxWait   count equal requests, maxWait in microseconds
---             G epoch tag tail version id stored next carry end spent level granted   places given back
+--             G epoch tag tail version id stored next carry end spent level           places given back
 --             L permits                 as many as are stored, up to permits, at least two
 --             S rate                    set the rate, and max permits in proportion
 --             B rate maxPermits         set both

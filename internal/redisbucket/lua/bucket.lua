@@ -173,8 +173,22 @@ local function make_bucket()
       end
     end
 
+    local function unsold(n) -- see PermitBucket.unsold
+      local floor_ = now
+      if paused > 0 then floor_ = max_(now, held) end
+      local give = n * c.interval
+      local debt = (next_ - floor_) - carry
+      local whole = floor(give + carry)
+      if give <= debt and whole <= next_ - floor_ then
+        next_, carry = next_ - whole, give + carry - whole
+      else
+        next_, carry = floor_, 0
+        if c.kind == 'bursty' then stored = stored + (give - debt) / c.interval end
+      end
+    end
+
     function rare_.give_back(g)
-      local g_epoch, g_tag, g_tail, g_version, id, to_stored, to_next, to_carry, g_end, spent, level, granted = unpack(g)
+      local g_epoch, g_tag, g_tail, g_version, id, to_stored, to_next, to_carry, g_end, spent, level = unpack(g)
       if g_epoch ~= epoch then return false end
       local ids, oldest = {}, 1
       for text in returned:gmatch('%d+') do
@@ -203,11 +217,11 @@ local function make_bucket()
         resync()
         return true
       end
-      if c.kind ~= 'bursty' or not same_config or next_ > now then return false end
-      local give = min(spent, c.max - (level + back + (now - granted) / c.interval))
-      if not (give > 0) then return false end
-      stored = min(c.max, stored + give)
-      back = back + give
+      if c.kind ~= 'bursty' or not same_config then return false end
+      local give = min(spent, c.max - (level + back + (next_ - g_end) / c.interval))
+      if not (give > 0) or (g_tag == 0 and give < spent) then return false end
+      if g_end - now > give * c.interval then stored = stored + give else unsold(give) end
+      stored, back = min(c.max, stored), back + give
       list()
       tail = 0
       return true
@@ -251,17 +265,7 @@ local function make_bucket()
 
     function rare_.give_unused(n, of_epoch, of_id) -- see PermitBucket.settle
       if floor((of_epoch - 1) / LINEAGE) ~= floor((epoch - 1) / LINEAGE) or of_id > seq then return false end
-      local floor_ = now
-      if paused > 0 then floor_ = max_(now, held) end
-      local give = n * c.interval
-      local debt = (next_ - floor_) - carry
-      local whole = floor(give + carry)
-      if give <= debt and whole <= next_ - floor_ then
-        next_, carry = next_ - whole, give + carry - whole
-      else
-        next_, carry = floor_, 0
-        if c.kind == 'bursty' then stored = stored + (give - debt) / c.interval end
-      end
+      unsold(n)
       seq = seq + 1
       tail, back = nonce + seq, back + n
       if stored > c.max or back > MAX then
@@ -393,7 +397,7 @@ local function make_bucket()
         end
       elseif op == 'G' then
         local g = {}
-        for i = 1, 12 do g[i] = number() end
+        for i = 1, 11 do g[i] = number() end
         ok = rare().give_back(g)
       elseif op == 'L' then
         local n = min(number(), floor(stored + SHORTFALL))
