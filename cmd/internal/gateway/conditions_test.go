@@ -147,7 +147,7 @@ func TestReadyMeansServed(t *testing.T) {
 // Rows that are off are told as those that are gone, and rows of an earlier time as outdated.
 func TestRowsOffAndOutdated(t *testing.T) {
 	since := time.Now()
-	c := config{options: options{unknown: "refuse"}}
+	c := config{options: options{trafficOptions: trafficOptions{unknown: "refuse"}}}
 	for _, w := range []struct {
 		s     registry.Stats
 		state string
