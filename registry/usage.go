@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 // Usage is the usage of a row's window and concurrency, by the whole fleet.
@@ -59,6 +61,9 @@ func (r *Registry) settle(ctx context.Context) {
 					unknown(name, err)
 				}
 			})
+		}
+		if rule := r.machine.Rule(name); rule.State == rows.Outdated || rule.State == rows.Overruled {
+			continue // the limits in force are those of a later row
 		}
 		if err := r.admissions.Settle(ctx, e.slot, name, e.version); err != nil {
 			unknown(name, err)

@@ -61,6 +61,7 @@ func TestTableIsLost(t *testing.T) {
 
 		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf WHERE name <> '/01'")
 		one.reports(t, "16 of 17 limits are gone from the table, and ", "16 of 17 limits are gone from the table since ", `gone=16 of=17`)
+		one.becomes(t, http.StatusOK, "and no longer in force")
 		one.becomes(t, http.StatusOK, ": /02, /03, /04, /05, /06, …; confirm the loss")
 		m := one.scrape(t)
 		require.Equal(t, []float64{16, 17, 1, 0}, []float64{value(m, "tokenbucket_gateway_limits_lost"), value(m, "tokenbucket_gateway_limits_before_loss"),
