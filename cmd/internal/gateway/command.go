@@ -35,8 +35,8 @@ var settingsHelp = `Settings:
 
 Admin:
   /healthz  200 while the process lives
-  /readyz   200 if limits are loaded and Redis replies (or --fail allows calls without it); otherwise 503, as while draining and
-            beyond --max-age
+  /readyz   200 if a call that may pass is served here: limits are loaded, and Redis can decide, or --fail or the switch lets calls
+            pass without it; otherwise 503, as while draining and beyond --max-age
   /stats    limits in force, loads and calls, in JSON
   /metrics  the same for Prometheus; docs/operations.md lists what to alert on
   /console  every limit of the fleet, for people: docs/console.md

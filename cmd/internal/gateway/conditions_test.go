@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,8 +59,13 @@ func TestConditionsAreToldEachMinute(t *testing.T) {
 		}}))
 		p, err := newProxy(c, log)
 		require.NoError(t, err)
-		var unread error
-		sw, err := killswitch.New(func(context.Context) (bool, error) { return true, unread }, killswitch.WithHook(func(error) {}))
+		var unread atomic.Bool
+		sw, err := killswitch.New(func(context.Context) (bool, error) {
+			if unread.Load() {
+				return false, errors.New("connection refused")
+			}
+			return true, nil
+		}, killswitch.WithHook(func(error) {}))
 		require.NoError(t, err)
 		defer sw.Close()
 		a := &admin{config: c, proxy: p, pulse: newPulse(c.probed())}
@@ -90,10 +96,10 @@ func TestConditionsAreToldEachMinute(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.Equal(t, []string{`level=INFO msg="redis: ok" part=redis state=ok calls=limited policy=open`}, out.take())
 
-		unread = errors.New("connection refused")
+		unread.Store(true)
 		time.Sleep(3*time.Minute + 2*time.Second)
 		require.Len(t, out.take(), 4)
-		unread = nil
+		unread.Store(false)
 		time.Sleep(time.Hour)
 		require.Equal(t, []string{`level=INFO msg="the switch is on: limits apply" part=switch state=ok calls=limited policy=open`}, out.take())
 	})
