@@ -49,6 +49,8 @@ type Watch struct {
 
 type watchKey struct{}
 
+var noHost string // before the first try
+
 // Value implements context.Context.
 func (w *Watch) Value(key any) any {
 	if key == (watchKey{}) {
@@ -67,7 +69,7 @@ func Repeatable(r *http.Request) bool {
 // End when the response has ended.
 func (w *Watch) Start(ctx context.Context, call Call) {
 	w.call = call
-	w.next.Store(new(string))
+	w.next.Store(&noHost)
 	w.Context, w.cancel = context.WithCancelCause(ctx)
 	w.trace.GetConn, w.trace.GotConn, w.trace.WroteHeaders = w.getConn, w.gotConn, w.wroteHeaders
 	w.trace.GotFirstResponseByte = w.gotResponse
