@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	_ "github.com/go-sql-driver/mysql" // the driver of MariaDB
 	"github.com/redis/go-redis/v9"
@@ -12,6 +13,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
 func create(ctx context.Context, _ *redis.Client, t *Task, tell func(Event)) error {
@@ -96,8 +98,15 @@ func gateway(ctx context.Context, client *redis.Client, t *Task, tell func(Event
 		return err
 	}
 	var way trips
-	limits, err := registry.New(source, s, registry.WithUnknown(registry.Refuse()), registry.WithLimiterOptions(
-		tokenbucket.WithStoreTimeout(patience), tokenbucket.WithObserver(tokenbucket.Observer{Trip: way.note})))
+	opts := []registry.Option{registry.WithUnknown(registry.Refuse()), registry.WithLimiterOptions(
+		tokenbucket.WithStoreTimeout(patience), tokenbucket.WithObserver(tokenbucket.Observer{Trip: way.note})),
+		registry.WithWindows(func(name string, limit int, length, resolution time.Duration, more ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
+			return slidingwindow.New(name, limit, length, resolution, append(more, slidingwindow.WithRedis(client), windowTimeout(patience))...)
+		})}
+	if t.Interval > 0 {
+		opts = append(opts, registry.WithInterval(t.Interval))
+	}
+	limits, err := registry.New(source, s, opts...)
 	if err != nil {
 		return err
 	}

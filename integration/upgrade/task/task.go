@@ -44,6 +44,8 @@ type Task struct {
 	// Limit is the number of permits of a semaphore, or of calls in a window. Resolution is the length of a window's sub-intervals.
 	Limit              int
 	Window, Resolution time.Duration
+	// Interval between two loads of a table; 0 is the default.
+	Interval time.Duration
 	// Calls is the number of calls that a publishing gateway makes.
 	Calls int
 }
