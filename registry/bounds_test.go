@@ -180,7 +180,7 @@ func TestBoundsOfFleet(t *testing.T) {
 	require.Equal(t, gate.ByWindow, enter(t, b, name).By)
 }
 
-// A limit that another program sets in Redis is replaced by the row's after two loads. Usage has the limits in force and their use.
+// A limit that another program sets in Redis is replaced by the row's with the first call after two loads. Usage has the limits in force and their use.
 func TestRowWins(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	name := fmt.Sprint("/wins/", rand.Uint64())
@@ -213,7 +213,8 @@ func TestRowWins(t *testing.T) {
 	require.NoError(t, r.Reload(ctx))
 	require.Equal(t, 60, usage().WindowLimit)
 	require.NoError(t, r.Reload(ctx))
-	require.Equal(t, registry.Usage{Window: time.Hour, WindowUsed: 1, WindowLimit: 6, Inside: 1, Places: 1, Concurrent: 3}, usage())
+	entered(t, r, name)
+	require.Equal(t, registry.Usage{Window: time.Hour, WindowUsed: 2, WindowLimit: 6, Inside: 2, Places: 2, Concurrent: 3}, usage())
 	_, ok, err = r.Usage(ctx, "/plain")
 	require.NoError(t, err)
 	require.False(t, ok)
@@ -287,4 +288,37 @@ func TestFaultyBackend(t *testing.T) {
 		}))
 	_, err := r.Enter(ctx, "/a")
 	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
+}
+
+// A process that reads a replica that lags behind does not set the fleet's window and concurrency to those of its earlier row, also if both rows have the same
+// rate, or none.
+func TestLaggingProcessBounds(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for what, rate := range map[string]float64{"no rate": 0, "the same rate": 1000} {
+		t.Run(what, func(t *testing.T) {
+			name := fmt.Sprint("/lags/", rand.Uint64())
+			start := func(most int, version int64) *registry.Registry {
+				row := registry.Limit{Name: name, Row: "1", Rate: rate, NoRate: rate == 0, Window: time.Hour, WindowLimit: 10 * most, Concurrent: most, Version: version}
+				return open(t, registry.Static{row}, tokenbucket.NewRedisScriptStore(client), registry.WithInterval(time.Hour),
+					registry.WithWindows(func(name string, limit int, length, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
+						return slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
+					}),
+					registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
+						return semaphore.NewRedis(client, name, n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
+					}))
+			}
+			now := time.Now().UnixMicro()
+			newer, older := start(2, now), start(100, now-10_000_000)
+			for range 4 {
+				enter(t, newer, name).Leave()
+				enter(t, older, name).Leave()
+				require.NoError(t, older.Reload(ctx))
+			}
+			require.Equal(t, []string{name}, older.Stats().Outdated)
+			enter(t, older, name).Leave()
+			u, _, err := newer.Usage(ctx, name)
+			require.NoError(t, err)
+			require.Equal(t, []int{20, 2}, []int{u.WindowLimit, u.Concurrent})
+		})
+	}
 }

@@ -52,7 +52,7 @@ func (r *Registry) load(ctx context.Context) error {
 	}
 	r.note(&load)
 	if err == nil {
-		r.settle(ctx)
+		r.learnPauses(ctx)
 	}
 	return err
 }
@@ -162,8 +162,8 @@ func (r *Registry) valid(table Table, load *Load) []rows.Row[content] {
 	return valid
 }
 
-// differing returns the versions of the buckets that have other contents than their rows. The row was changed within the resolution of the table's
-// times, or another program has set the bucket, or another process has loaded a later row.
+// differing returns the versions of the buckets, windows and concurrencies that have other contents than their rows. The row was changed within the
+// resolution of the table's times, or another program has set them, or another process has loaded a later row.
 func (r *Registry) differing(b *book) map[string]int64 {
 	differs := map[string]int64{}
 	note := func(name string, e *entry) {
@@ -175,6 +175,11 @@ func (r *Registry) differing(b *book) map[string]int64 {
 	}
 	for name, e := range b.rows {
 		note(name, e)
+		if e.slot != nil {
+			if there, differ := e.slot.Differs(e.version); differ {
+				differs[name] = max(differs[name], there)
+			}
+		}
 	}
 	r.keys.all(func(key *entry) {
 		if name := key.of.limit.Name; b.rows[name] == key.of {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync"
 	"time"
-
-	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 // Usage is the usage of a row's window and concurrency, by the whole fleet.
@@ -40,34 +38,20 @@ func (r *Registry) Held(name string) time.Duration {
 // mostAsked bounds the rows whose penalties are read at a time, so that they share a few round trips.
 const mostAsked = 256
 
-// settle puts the windows and concurrencies of rows in force again if two consecutive loads found other limits in force: they were set by
-// another program, or have a higher version than the row (see dispute). It also reads the penalties of rows without a rate.
-func (r *Registry) settle(ctx context.Context) {
-	unknown := func(name string, err error) {
-		r.log.Debug("registry: the limits in force cannot be read", "bucket", name, "error", err)
-	}
+// learnPauses reads the penalties of rows without a rate.
+func (r *Registry) learnPauses(ctx context.Context) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
 	turns := make(chan struct{}, mostAsked)
 	for name, e := range r.limits.Load().rows {
-		if e.slot == nil {
-			continue
-		}
-		if e.limit.NoRate && !e.limit.Disabled { // also of rows without a call yet, as a penalty must refuse the first call
+		if e.slot != nil && e.limit.NoRate && !e.limit.Disabled { // also of rows without a call yet, as a penalty must refuse the first call
 			turns <- struct{}{}
 			asking.Go(func() { // reads in flight together share round trips
 				defer func() { <-turns }()
 				if err := e.slot.Pause.Learn(ctx, r.keeperOf(e)); err != nil {
-					unknown(name, err)
+					r.log.Debug("registry: a penalty cannot be read", "bucket", name, "error", err)
 				}
 			})
-		}
-		if rule := r.machine.Rule(name); rule.State == rows.Outdated || rule.State == rows.Overruled {
-			continue // the limits in force are those of a later row
-		}
-		if err := r.admissions.Settle(ctx, e.slot, name, e.version); err != nil {
-			unknown(name, err)
-			return
 		}
 	}
 }

@@ -50,12 +50,16 @@ type Stats struct {
 func (s *Semaphore) Stats(ctx context.Context) (Stats, error) { return s.engine.stats(ctx) }
 
 // Permits returns the number in force for this process according to the last reply. It makes no round trip.
-func (s *Semaphore) Permits() int { return s.engine.permitsInForce() }
+func (s *Semaphore) Permits() int { return s.engine.limitInForce().Permits }
 
-func (c *coordinator) permitsInForce() int {
+// Version returns the version of the number of permits in force according to the last reply, or this Semaphore's own if that is newer; 0 if there is
+// none, and in memory. It makes no round trip.
+func (s *Semaphore) Version() int64 { return s.engine.limitInForce().Version }
+
+func (c *coordinator) limitInForce() store.Limit {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.view.permits
+	return store.Limit{Permits: c.view.permits, Version: c.view.limit.Version}
 }
 
 func (c *coordinator) changePermits(ctx context.Context, change change) error {

@@ -255,10 +255,10 @@ func (m *memory) changePermits(_ context.Context, change change) error {
 	return nil
 }
 
-func (m *memory) permitsInForce() int {
+func (m *memory) limitInForce() store.Limit {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.permits
+	return store.Limit{Permits: m.permits}
 }
 
 func (m *memory) stats(context.Context) (Stats, error) {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
 // Errors, to be matched with errors.Is. An error that wraps one of them names the semaphore, the field and the value.
@@ -69,7 +71,7 @@ type engine interface {
 	releaseID(ctx context.Context, id string) error
 	changePermits(ctx context.Context, change change) error
 	stats(ctx context.Context) (Stats, error)
-	permitsInForce() int
+	limitInForce() store.Limit
 	holders(ctx context.Context) ([]Holder, error)
 	idle(ctx context.Context) error
 	lock() *sync.Mutex

@@ -276,6 +276,16 @@ func (l *Limiter) key() string {
 // Limit returns the limit in force.
 func (l *Limiter) Limit() int { return int(l.limit.Load()) }
 
+// Version returns the version of the limit in force; 0 if there is none, and in memory.
+func (l *Limiter) Version() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.coordinator == nil {
+		return 0
+	}
+	return l.coordinator.version
+}
+
 // Name returns the name of the limiter; for one made with [NewKey], the number.
 func (l *Limiter) Name() string { return l.name }
 

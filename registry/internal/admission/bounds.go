@@ -36,16 +36,15 @@ func counted(window time.Duration) (length, resolution time.Duration) {
 
 // bounds are the window and the concurrency of one version of a row.
 type bounds struct {
-	version  int64
-	name     string // under which the window and the concurrency are counted
-	lead     time.Duration
-	window   *slidingwindow.Limiter // nil if there is none
-	length   time.Duration          // of the window, in the row
-	limit    int                    // of the window
-	places   *semaphore.Semaphore   // nil if there is none
-	remote   bool                   // whether places are a fleet's: to release one is a round trip
-	most     int                    // of the concurrency
-	disputed int                    // consecutive loads that found other limits in force
+	version int64
+	name    string // under which the window and the concurrency are counted
+	lead    time.Duration
+	window  *slidingwindow.Limiter // nil if there is none
+	length  time.Duration          // of the window, in the row
+	limit   int                    // of the window
+	places  *semaphore.Semaphore   // nil if there is none
+	remote  bool                   // whether places are a fleet's: to release one is a round trip
+	most    int                    // of the concurrency
 }
 
 // bounds makes the window and the concurrency of a row. A window of the same name and length as in was keeps its local counts, which

@@ -122,37 +122,19 @@ func (s *Slot) Usage(ctx context.Context) (u Usage, ok bool, err error) {
 	return u, true, nil
 }
 
-// Settle puts a row's window and concurrency in force again if two consecutive loads found other limits in force: they were set by another
-// program, or have a higher version than the row. It does nothing if the bounds in force are of another version. The registry calls it
-// after each load.
-func (e *Env) Settle(ctx context.Context, s *Slot, name string, version int64) error {
+// Differs returns the version in force of the window or the concurrency if one has another limit than the bounds of that version, by the last replies: it was
+// set by another program, or belongs to a later row.
+func (s *Slot) Differs(version int64) (there int64, differs bool) {
 	b := s.inForce.Load()
 	if b == nil || b.version != version {
-		return nil
+		return 0, false
 	}
-	limit, most := b.limit, b.most // by the last replies: a process that has no calls of the row leaves it to others
-	if b.window != nil {
-		limit = b.window.Limit()
+	there = version
+	if b.window != nil && b.window.Limit() != b.limit {
+		there, differs = max(there, b.window.Version()), true
 	}
-	if b.places != nil {
-		most = b.places.Permits()
+	if b.places != nil && b.places.Permits() != b.most {
+		there, differs = max(there, b.places.Version()), true
 	}
-	if limit == b.limit && most == b.most {
-		b.disputed = 0
-		return nil
-	}
-	if b.disputed++; b.disputed < 2 {
-		return nil
-	}
-	e.Log.Warn("registry: the window or the concurrency has differed from its row for two loads; the row is put in force again", "bucket", name,
-		"window's limit", limit, "row's", b.limit, "concurrency", most, "row says", b.most)
-	if limit != b.limit {
-		if err := b.window.SetLimit(ctx, b.limit); err != nil {
-			return err
-		}
-	}
-	if most != b.most {
-		return b.places.SetPermits(ctx, b.most)
-	}
-	return nil
+	return there, differs
 }
