@@ -298,7 +298,7 @@ func TestLaggingProcessBounds(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			name := fmt.Sprint("/lags/", rand.Uint64())
 			start := func(most int, version int64) *registry.Registry {
-				row := registry.Limit{Name: name, Row: "1", Rate: rate, NoRate: rate == 0, Window: time.Hour, WindowLimit: 10 * most, Concurrent: most, Version: version}
+				row := registry.Limit{Name: name, Row: "1", Rate: rate, NoRate: rate == 0, MaxWait: time.Second, Window: time.Hour, WindowLimit: 10 * most, Concurrent: most, Version: version}
 				return open(t, registry.Static{row}, tokenbucket.NewRedisScriptStore(client), registry.WithInterval(time.Hour),
 					registry.WithWindows(func(name string, limit int, length, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
 						return slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)

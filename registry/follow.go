@@ -145,7 +145,6 @@ func (r *Registry) handOver(ctx context.Context, before, after *book) {
 	defer all.Wait()
 	for name, was := range before.rows {
 		by := after.rows[name]
-		was.over.Store(by != was)
 		switch {
 		case split[was]:
 			r.supersede(ctx, &all, was, nil)
@@ -170,7 +169,8 @@ func (r *Registry) supersede(ctx context.Context, all *sync.WaitGroup, was, by *
 		switch {
 		case key.of != was:
 		case by != nil && by.limit.PerKey && by.limits():
-			r.move(ctx, all, key, r.keys.of(by, key.limit.Name))
+			next, _ := r.keys.of(by, key.limit.Name) // in place of key, or of nothing
+			r.move(ctx, all, key, next)
 		default:
 			r.move(ctx, all, key, nil)
 		}

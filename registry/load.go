@@ -116,6 +116,9 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	r.logLoss(step.Loss, &loss)
 	r.logEvents(step.Events, load, before.rows == nil)
 	after := &book{next, newWide(next, r.parts)}
+	for name, was := range before.rows {
+		was.over.Store(next[name] != was) // before any call finds the next one, so that no entry of a key takes the place of a later one
+	}
 	r.limits.Store(after)
 	r.forgetSlots(next)
 	r.faults.drop(func(f *Fault) bool { return f.Name != "" && next[f.Name] == nil })

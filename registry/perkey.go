@@ -57,17 +57,21 @@ func (r *Registry) ofKey(e *entry, name string) *entry {
 	if !r.callers.own(e.limit.Name, bucket, time.Now()) {
 		bucket = e.limit.Name + string(separator) + othersMark
 	}
-	return r.keys.of(e, bucket)
+	key, was := r.keys.of(e, bucket)
+	if was != nil { // a load takes effect meanwhile
+		go r.supersedeEntry(r.ctx, was, key)
+	}
+	return key
 }
 
 // of returns the entry of a row's key, by the name of its bucket. After a change of the row it makes a new entry. That of a row which is no longer in
-// force is not kept.
-func (c *cache) of(row *entry, bucket string) *entry {
+// force is not kept. was is the entry of another row in whose place it is, by which calls may wait; nil if there is none.
+func (c *cache) of(row *entry, bucket string) (e, was *entry) {
 	c.mu.RLock()
-	e := c.new[bucket]
+	e = c.new[bucket]
 	c.mu.RUnlock()
 	if e != nil && e.of == row {
-		return e
+		return e, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,14 +79,14 @@ func (c *cache) of(row *entry, bucket string) *entry {
 		e = c.old[bucket]
 	}
 	if e == nil || e.of != row {
-		e = &entry{limit: row.limit, version: row.version, wait: row.wait, of: row}
+		was, e = e, &entry{limit: row.limit, version: row.version, wait: row.wait, of: row}
 		e.limit.Name = strings.Clone(bucket)
 		if row.over.Load() {
-			return e
+			return e, nil
 		}
 	}
 	c.put(e)
-	return e
+	return e, was
 }
 
 // each calls f with the entries of a row's keys.
