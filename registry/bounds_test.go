@@ -322,3 +322,16 @@ func TestLaggingProcessBounds(t *testing.T) {
 		})
 	}
 }
+
+// A row that is accepted has a version that its semaphore accepts, too, whether it counts changes or is a time.
+func TestVersionsOfSemaphores(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for _, version := range []int64{1<<42 - 1, 1<<43 - 1, 1 << 52} {
+		r := open(t, registry.Static{{Name: fmt.Sprint("/version/", version), Row: "1", NoRate: true, Concurrent: 3, Version: version}}, tokenbucket.NewMemoryStore(),
+			registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
+				return semaphore.NewRedis(client, fmt.Sprint(name, rand.Uint64()), n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
+			}))
+		require.Empty(t, r.Stats().Rejected)
+		require.True(t, enter(t, r, fmt.Sprint("/version/", version)).OK)
+	}
+}

@@ -3,8 +3,9 @@ package rows
 const (
 	// made is the number of versions of buckets for each version that a table can give: that version itself, and those that processes make up above it.
 	made = 1 << 10
-	// counted bounds the versions that count changes. Higher ones are times in microseconds since 1970: this is in April 1970.
-	counted = 1 << 43
+	// counted bounds the versions that count changes, so that those of semaphores are at most 2^52. Higher ones are times in microseconds since 1970: this
+	// is in February 1970.
+	counted = 1 << 42
 	// mostExact is the highest version of a bucket.
 	mostExact = 1 << 53
 )
