@@ -31,7 +31,9 @@ type visit struct {
 	give        context.CancelCauseFunc  // lets a call of another row give back what it holds; else nil
 	gave        chan struct{}            // closed when that has ended, or the call begins
 	moved       chan struct{}            // closed when it is the call's turn to ask again; nil while it does not wait
-	asked       chan struct{}            // closed when it has asked again
+
+	ended atomic.Bool                   // end has let the call give back what it holds
+	asked atomic.Pointer[chan struct{}] // closed when it has asked again, by whoever takes it out; nil if nothing waits for that
 }
 
 // waits counts the calls of all registries that have waited.
@@ -42,7 +44,7 @@ func (v *visit) waited() time.Duration { return time.Since(v.began) }
 
 // awaitTurn waits until all calls of another row have given back what they hold.
 func (v *visit) awaitTurn(ctx context.Context) {
-	if v.give == nil || v.asked == nil {
+	if ended := v.ended.Swap(false); v.give == nil || !ended {
 		return
 	}
 	select {
@@ -72,10 +74,12 @@ func (v *visit) awaitOthers(ctx context.Context, e *entry) (some bool) {
 }
 
 // passOn lets the next call ask.
-func (v *visit) passOn() {
-	if v.asked != nil {
-		close(v.asked)
-		v.asked = nil
+func (v *visit) passOn() { v.passTo(nil) }
+
+// passTo is passOn, and then the next call waits for another channel.
+func (v *visit) passTo(next *chan struct{}) {
+	if asked := v.asked.Swap(next); asked != nil {
+		close(*asked)
 	}
 }
 
@@ -116,8 +120,12 @@ const mostOrdered = 100 * time.Millisecond
 
 // mover is a call that waited when another row came in force. A call that leaves meanwhile may change its own fields.
 type mover struct {
-	visit
-	asks chan struct{} // asked, of that time
+	began       time.Time
+	number      int64
+	reservation *tokenbucket.Reservation
+	give        context.CancelCauseFunc
+	gave, moved chan struct{}
+	asks        chan struct{} // asked, of that time
 }
 
 // empty reports whether no call waits.
@@ -133,8 +141,10 @@ func (c *crowd) end(ctx context.Context) (resume func()) {
 	c.changes++
 	movers := make([]mover, 0, len(c.waiting))
 	for v := range c.waiting {
-		v.asked = make(chan struct{})
-		movers = append(movers, mover{*v, v.asked})
+		asks := make(chan struct{})
+		v.ended.Store(true)
+		v.passTo(&asks)
+		movers = append(movers, mover{v.began, v.number, v.reservation, v.give, v.gave, v.moved, asks})
 	}
 	c.waiting = nil
 	c.mu.Unlock()

@@ -84,6 +84,12 @@ func (r *running) begin(i int) {
 	r.order = append(r.order, i)
 }
 
+func (r *running) running() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now
+}
+
 func (r *running) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,11 +143,13 @@ func TestHostilePlacesLowered(t *testing.T) {
 		s.set(row(5, time.Minute))
 		var calls sync.WaitGroup
 		s.occupy(&calls, r, 0, 15, time.Second)
-		require.Equal(t, 5, r.now)
+		require.Equal(t, 5, r.running())
 		s.set(row(1, time.Minute))
 		s.occupy(&calls, r, 15, 3, time.Second)
 		time.Sleep(2 * time.Second)
+		r.mu.Lock()
 		r.most = r.now
+		r.mu.Unlock()
 		calls.Wait()
 		_, passed := s.ended()
 		require.Equal(t, 1, r.most, "once those of before have ended")
