@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +52,29 @@ func TestRefusalsOfLargeBodies(t *testing.T) {
 		response, err := http.ReadResponse(bufio.NewReader(c), nil)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusServiceUnavailable, response.StatusCode, "not asked for the body")
+	}
+}
+
+// A client that sends its body slowly gets the whole refusal before the rest of the body is discarded. Of a body without a length net/http reads
+// 256 KiB first.
+func TestRefusalsOfSlowBodies(t *testing.T) {
+	p, _ := listening(t, registry.Limit{Rate: 0}, func(http.ResponseWriter, *http.Request) {})
+	for _, target := range []string{"/fares", "/%2f"} {
+		for name, begins := range map[string]string{"a length": "Content-Length: 4000000\r\n\r\n", "a chunk": "Transfer-Encoding: chunked\r\n\r\n3d0900\r\n" + strings.Repeat("x", netHTTPDiscards+1)} {
+			t.Run(name+target, func(t *testing.T) {
+				t.Parallel()
+				c := p.dial(t)
+				require.NoError(t, c.SetDeadline(time.Now().Add(longestUnread*9/10)))
+				_, err := io.WriteString(c, "POST "+target+" HTTP/1.1\r\nHost: h\r\n"+begins)
+				require.NoError(t, err)
+				response, err := http.ReadResponse(bufio.NewReader(c), nil)
+				require.NoError(t, err)
+				text, err := io.ReadAll(response.Body)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, response.StatusCode, 400)
+				require.NotEmpty(t, text)
+			})
+		}
 	}
 }
 

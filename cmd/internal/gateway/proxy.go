@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -171,7 +172,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p.calls.badTargets.Add(1)
 			p.log.Debug("a malformed request was rejected", "target", r.RequestURI, "why", why)
 		}
-		http.Error(w, why, status)
+		respond(w, why, status)
 		answered = true
 		return
 	}
@@ -256,7 +257,7 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 		unavailable(w, "the rate limiter is not available")
 	case badBody != 0:
 		p.log.Debug("a request body could not be read", "key", callOf(r).key, "status", badBody)
-		http.Error(w, "the request body was malformed or late", badBody)
+		respond(w, "the request body was malformed or late", badBody)
 	case callOf(r).response.hijacked: // the client did not read the 101 response in time
 		p.calls.slowClients.Add(1)
 	case context.Cause(r.Context()) == errDown: // the drain period is over
@@ -279,7 +280,7 @@ func (p *proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 	if n, ok := p.dead.note(kind + " " + upstream); ok {
 		p.log.Warn("an upstream failed", "upstream", upstream, "kind", kind, "calls", n, "status", status, "error", err)
 	}
-	http.Error(w, http.StatusText(status), status)
+	respond(w, http.StatusText(status), status)
 }
 
 // refusedOnWindows is WSAECONNREFUSED, which syscall lacks. No other system has an error of this number.
@@ -320,12 +321,22 @@ func (p *proxy) refuse(w http.ResponseWriter, r *http.Request) {
 	if status != http.StatusTooManyRequests {
 		w.Header().Del("Retry-After")
 	}
-	http.Error(w, why, status)
+	respond(w, why, status)
 }
 
 func unavailable(w http.ResponseWriter, why string) {
 	w.Header().Set("Retry-After", "1")
-	http.Error(w, why, http.StatusServiceUnavailable)
+	respond(w, why, http.StatusServiceUnavailable)
+}
+
+// respond is http.Error with a length: the client knows the end of the response while the rest of its body is discarded.
+func respond(w http.ResponseWriter, why string, status int) {
+	h := w.Header()
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Length", strconv.Itoa(len(why)+1))
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, why+"\n")
 }
 
 // buffers is a pool of buffers through which bodies are copied.
