@@ -46,6 +46,11 @@ func TestHalfClosedStreams(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &side{make(chan struct{}), make(chan struct{})}
 				g := &counted{left: 1}
+				inside := func() int {
+					g.mu.Lock()
+					defer g.mu.Unlock()
+					return g.inside
+				}
 				var upgrades base = func(*http.Request) (*http.Response, error) {
 					return &http.Response{StatusCode: http.StatusSwitchingProtocols, Body: s}, nil
 				}
@@ -53,18 +58,16 @@ func TestHalfClosedStreams(t *testing.T) {
 				require.NoError(t, err)
 				stream := response.Body.(httpStream)
 				time.Sleep(time.Hour)
-				require.Equal(t, 1, g.inside, "both directions are open")
+				require.Equal(t, 1, inside(), "both directions are open")
 				end(s, stream)
 				for range 5 {
 					time.Sleep(httplimit.HalfClosed / 2)
 					_, err := stream.Write([]byte("x"))
 					require.NoError(t, err)
 				}
-				require.Equal(t, 1, g.inside, "bytes move")
+				require.Equal(t, 1, inside(), "bytes move")
 				time.Sleep(httplimit.HalfClosed + time.Second)
-				g.mu.Lock()
-				defer g.mu.Unlock()
-				require.Zero(t, g.inside)
+				require.Zero(t, inside())
 				select {
 				case <-s.closed:
 				default:
