@@ -22,6 +22,7 @@ type flight struct {
 	asked   []ask   // runs of equal calls that Redis decides
 	report  *report // permits admitted earlier; nil if there are none
 	refunds []part  // permits to refund
+	alone   bool    // Redis had only the first key, so it got neither the report nor the refunds
 	limit   int64   // to be set; 0 if none
 	args    []string
 	keys    int           // of args
@@ -58,6 +59,15 @@ func (b *flight) told() []part {
 	return b.report.parts
 }
 
+// goAlone leaves out the report, whose key is not where the counts are while a slot moves, or nowhere, and the refunds, which may be of its permits.
+func (b *flight) goAlone() {
+	b.args, b.keys = slices.Delete(b.args, 1, 2), 1
+	for _, i := range []int{8, 12, 15} { // of ARGV
+		b.args[i] = ""
+	}
+	b.report, b.alone = nil, true
+}
+
 // source is the batch.Source of a coordinator.
 type source struct {
 	batch.Place
@@ -76,8 +86,11 @@ func (s *source) Depart() (*flight, time.Time, bool) {
 // mustReport reports whether Redis lacks permits or refunds of this process and can be sent them. mu must be held.
 func (c *coordinator) mustReport() bool {
 	a := &c.admitted
-	return (a.unreported.size > 0 || a.doubtful != nil || len(a.refunds) > 0) && !c.redis.broken && !c.redis.down()
+	return (a.unreported.size > 0 || a.doubtful != nil || len(a.refunds) > 0) && !c.redis.broken && !c.redis.down() && !c.putsOff()
 }
+
+// putsOff reports whether reports and refunds wait, because a slot moves. mu must be held.
+func (c *coordinator) putsOff() bool { return clock.Mono() < c.putOff }
 
 // build returns the next batch, or nil if there is nothing to send. mu must be held.
 func (c *coordinator) build() *flight {
@@ -106,7 +119,9 @@ func (c *coordinator) build() *flight {
 	}
 	c.look = false
 	b.report = c.admitted.report(&c.rule, 1+rand.Int64N(maxInteger))
-	if !c.redis.down() && !c.redis.broken { // else they may be lost, and could not be sent again
+	if c.putsOff() {
+		b.report = nil
+	} else if !c.redis.down() && !c.redis.broken { // else they may be lost, and could not be sent again
 		b.refunds, c.admitted.refunds = c.admitted.refunds, nil
 	}
 	b.args, b.keys = c.arguments(b)
@@ -159,7 +174,11 @@ func (c *coordinator) send(_ string, items []*batch.Item[*flight, []string]) { c
 func (c *coordinator) ask(client script.Client, items []*batch.Item[*flight, []string]) {
 	for _, i := range items {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
-		reply, err := applyScript.Run(ctx, client, i.Batch.keys, i.Batch.args...)
+		reply, err := applyScript.RunTogether(ctx, client, i.Batch.keys, i.Batch.args...)
+		if i.Batch.keys > 1 && script.KeysApart(err) {
+			i.Batch.goAlone()
+			reply, err = applyScript.Run(ctx, client, i.Batch.keys, i.Batch.args...)
+		}
 		if err != nil {
 			err = c.explain(ctx, client, err)
 		}

@@ -41,7 +41,12 @@ type coordinator struct {
 	admitted admitted // permits that this process has admitted
 	redis    health   // whether Redis replies
 	steady   steady   // the clock of all these
+
+	putOff time.Duration // until when reports and refunds wait, by clock.Mono
 }
+
+// apart is how long reports and refunds wait after the key of a report was found apart from the counts: a slot moves.
+const apart = 250 * time.Millisecond
 
 // policy is the configuration of round trips and outages.
 type policy struct {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
@@ -24,6 +25,10 @@ func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 	received := c.now()
 	c.full.Store(nil)
 	l.policy = c.policy.failure
+	if b.alone {
+		c.putOff = clock.Mono() + apart
+		c.admitted.refunds, b.refunds = append(c.admitted.refunds, b.refunds...), nil
+	}
 	if err == nil {
 		var again bool
 		if again, err = c.resend(b, reply, received); again {
@@ -118,7 +123,11 @@ func (c *coordinator) adoptReply(b *flight, reply []string, received int64) erro
 	}
 	k.counts.load(r, a.seen, a.parts)
 	own.advance(r, a.seen)
-	if own.reported(); k.server.Known() && a.epoch != k.epoch { // Redis has lost the state
+	lost := k.server.Known() && a.epoch != k.epoch // the state, by Redis
+	if b.report != nil || lost {
+		own.reported()
+	}
+	if lost {
 		own.lost(r, b.told())
 	}
 	k.valid, k.epoch, k.back = true, a.epoch, a.back
