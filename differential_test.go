@@ -88,10 +88,14 @@ func drawRequest(t *rapid.T, places []permit.Place) permit.Request {
 		return permit.Request{Op: permit.Settle, Permits: rapid.OneOf(rapid.Int64Range(-20, 20), rapid.Int64Range(-maxExact, maxExact)).Draw(t, "settled"), Origin: of}
 	case op <= 4 && len(places) > 0:
 		p := rapid.SampledFrom(places[max(0, len(places)-3):]).Draw(t, "place")
+		if rapid.IntRange(0, 2).Draw(t, "out of turn") == 0 {
+			n := rapid.OneOf(rapid.Int64Range(1, 5), rapid.Int64Range(1, maxExact)).Draw(t, "permits")
+			return permit.Request{Op: permit.GiveBack, Back: permit.OutOfTurn(p.Epoch, p.Version, p.ID, n, p.After, p.Returned)}
+		}
 		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")
 		return permit.Request{Op: permit.GiveBack, Back: permit.Refund{
 			Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.ID, To: p.Before, End: p.After.Next,
-			Spent: max(0, p.Before.Stored-p.After.Stored), Level: p.After.Stored,
+			Spent: max(0, p.Before.Stored-p.After.Stored), Level: p.After.Stored - p.Returned,
 		}}
 	}
 	return permit.Request{
@@ -493,7 +497,7 @@ func TestManyReturns(t *testing.T) {
 	back := func(p permit.Place) permit.Request {
 		return permit.Request{Op: permit.GiveBack, Back: permit.Refund{
 			Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, Version: p.Version, ID: p.ID, To: p.Before, End: p.After.Next,
-			Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored,
+			Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored - p.Returned,
 		}}
 	}
 	var places []permit.Place
