@@ -33,7 +33,9 @@ func (s *Schedule[V]) Recut(now int64, convert func(t Terms, cursor permit.Balan
 		case end != g.end: // the refund comes back if the store refuses it
 			r.Permits = g.fits(end) - g.left
 		case r == nil && i == len(s.segments)-1 && g.ending == open:
-			s.toRefund(g, 0)
+			if s.toRefund(g, 0); !s.refund.To.Before(end) { // the store would refuse it, and the segment would be settled
+				s.unprepare()
+			}
 		}
 	}
 	s.changes++

@@ -147,3 +147,20 @@ func TestRecutKeepsTheBound(t *testing.T) {
 		}
 	}
 }
+
+// A stretch that the new terms fill to its end has nothing to give back. It stays the bucket's tail, so what is given up later goes back.
+func TestRecutToTheEnd(t *testing.T) {
+	for _, to := range []paced{50_000, 125_000, 300_000} {
+		s := new(Schedule[int])
+		w := granted(s, &bucket{}, 10)
+		to.recut(s, 0)
+		if r := s.Refund(); r != nil {
+			require.Less(t, r.To.Next, r.End.Next, "every %d", to)
+			s.Refunded(true, true, 0)
+		}
+		s.Leave(w, 0)
+		r := s.Refund()
+		require.NotNil(t, r, "every %d", to)
+		require.Zero(t, r.To.Next)
+	}
+}
