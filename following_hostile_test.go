@@ -240,3 +240,32 @@ func TestHostileWholeWait(t *testing.T) {
 		}
 	}
 }
+
+// Calls that a lower rate makes too late are refused by Supersede at once. Their callers may reuse them before it returns, so it must not touch them again
+// (the race detector sees it).
+func TestHostileSupersedeRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &tb.Distant{Store: tb.NewMemoryStore(), Takes: time.Millisecond}
+		day := hostileBursty(t, t.Name(), 10, tb.WithStore(store), tb.WithVersion(1))
+		night := hostileBursty(t, t.Name(), 2, tb.WithStore(store), tb.WithVersion(2))
+		rules := new(hostileRules)
+		rules.set(day)
+		l := tb.Following(t.Name(), rules)
+		var granted atomic.Int64
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				ok, err := l.TryAcquire(ctx, 1, 900*time.Millisecond)
+				require.NoError(t, err)
+				if ok {
+					granted.Add(1)
+				}
+			})
+		}
+		time.Sleep(50 * time.Millisecond)
+		rules.set(night)
+		day.Supersede(night, nil)
+		wg.Wait()
+		require.EqualValues(t, 2, granted.Load(), "one at once, and one after half a second")
+	})
+}

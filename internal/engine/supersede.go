@@ -48,16 +48,16 @@ func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 		}
 	}
 	all := c.queue.waiters(func(*Call) bool { return true })
-	if c.queue.recut(from, to, now) {
-		c.detach(all, from.Rarer(to))
-	} else {
-		c.takeBack(all, now)
-		waiters = all
-	}
 	for _, q := range all {
 		if q.limiter == from {
 			q.limiter = to
 		}
+	}
+	if c.queue.recut(from, to, now) { // it ends those that would be too late: they may be calls of others by now
+		c.detach(c.queue.waiters(func(*Call) bool { return true }), from.Rarer(to))
+	} else {
+		c.takeBack(all, now)
+		waiters = all
 	}
 	c.View.drop()
 	c.dispatch(now) // an Immediate store has the permits back when the waiters ask again
