@@ -177,10 +177,8 @@ func (c *coordinator) await(ctx context.Context, q *call) (verdict, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	select {
-	case <-q.ready: // its result came in the same instant and counts
+	if q.settled { // in the same instant: its result counts
 		return q.verdict, q.err
-	default:
 	}
 	if c.queue.cancel(q); q.recheck && !q.sent {
 		c.asked = 0 // the next request is sent in its place

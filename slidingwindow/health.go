@@ -137,7 +137,7 @@ func (c *coordinator) fallBack(b *flight, err error, now int64) (done []*call) {
 	done = append(b.calls, c.queue.takeAll()...)
 	c.look = false
 	for _, q := range done {
-		if q.n == 0 {
+		if q.n == 0 || q.cancelled {
 			q.err = err
 			continue
 		}

@@ -98,8 +98,8 @@ func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx
 //
 // With Redis, permits that are allowed have been counted there, in one round trip that concurrent callers of this process share. A refusal
 // from the last reply costs no round trip; the first request in a sub-interval is never refused so. For outages of Redis, see
-// [FailurePolicy]. AllowN returns when ctx ends, even if Redis hangs; the permits may have been counted then. See [WithRedis] for when it
-// notices a cancellation.
+// [FailurePolicy]. AllowN returns when ctx ends, even if Redis hangs. Permits that Redis grants after that are refunded at once, unless the reply
+// is lost; then they count until they are out of the window. See [WithRedis] for when AllowN notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
 	if l.observer == nil && ctx.Err() == nil && n >= 1 && int64(n) <= l.limit.Load() && l.isFull() {
 		return false, nil // as decide does, which costs twice as much

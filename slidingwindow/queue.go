@@ -15,7 +15,8 @@ type call struct {
 	limit     int64 // to be set; 0 if none
 	recheck   bool  // Redis decides it although the view refuses it; it counts for no other request until it is granted
 	sent      bool  // or has its result: it is not queued
-	cancelled bool  // its caller has given up
+	settled   bool  // its result is known, and ready is closed soon
+	cancelled bool  // its caller has given up: what it is granted is refunded
 	tries     int
 	verdict   verdict
 	err       error
@@ -85,6 +86,7 @@ func (q *queue) putBack(calls []*call) {
 // settle marks calls as no longer pending.
 func (q *queue) settle(calls ...*call) {
 	for _, c := range calls {
+		c.settled = true
 		q.pending -= c.holds()
 	}
 }

@@ -178,7 +178,7 @@ func decodeReply(b *flight, reply []string) (a decodedReply, ok bool) {
 
 // deliver gives the calls of a batch their results. mu must be held.
 func (c *coordinator) deliver(b *flight) {
-	own, k := int64(0), 0
+	own, unused, k := int64(0), int64(0), 0
 	for _, q := range b.calls {
 		q.verdict = verdict{true, ByStore, b.at - c.admitted.counts.shifted}
 		if q.n == 0 {
@@ -191,12 +191,18 @@ func (c *coordinator) deliver(b *flight) {
 		if q.verdict.ok = b.granted[k] > 0; q.verdict.ok {
 			b.granted[k]--
 			own += q.n
+			if q.cancelled {
+				unused += q.n
+			}
 		} else if limit := c.limit.Load(); q.n > limit { // it was lowered meanwhile
 			q.err = c.tooMany(q.n, limit)
 		}
 	}
 	if own > 0 {
 		c.admitted.counts.push(&c.rule, part{b.at, own}) // beyond 2^37 nothing was granted
+	}
+	if unused > 0 {
+		c.admitted.refund(&c.rule, b.at, unused)
 	}
 }
 

@@ -69,3 +69,53 @@ func TestWaitsEndByTheDeadline(t *testing.T) {
 		})
 	}
 }
+
+// What a caller is granted after it has gone is refunded at once: as many permits count as callers were told of.
+func TestGrantsOfThoseWhoHaveGone(t *testing.T) {
+	const most = 10_000
+	for _, verb := range []string{"Allow", "Wait"} {
+		bubble(t, verb, func(t *testing.T) {
+			redis := &bubbleRedis{}
+			r := rand.New(rand.NewPCG(37, 8))
+			var mu sync.Mutex
+			granted, gone := 0, 0
+			var calling sync.WaitGroup
+			for range 3 {
+				l, err := New("x", most, time.Hour, time.Minute, WithRedis(redis))
+				require.NoError(t, err)
+				redis.by(slow(20 * time.Millisecond))
+				for range 500 {
+					starts, lasts, n := time.Duration(r.Int64N(int64(2*time.Second))), time.Duration(r.Int64N(int64(60*time.Millisecond))), 1+r.IntN(3)
+					calling.Go(func() {
+						time.Sleep(starts)
+						c, cancel := context.WithTimeout(ctx, lasts)
+						defer cancel()
+						ok, err := false, error(nil)
+						if verb == "Wait" {
+							err = l.WaitN(c, n)
+							ok = err == nil
+						} else {
+							ok, err = l.AllowN(c, n)
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						if ok {
+							granted += n
+						} else if gone++; !errors.Is(err, context.DeadlineExceeded) {
+							t.Error(err)
+						}
+					})
+				}
+			}
+			calling.Wait()
+			time.Sleep(100 * time.Millisecond)
+			l, err := New("x", most, time.Hour, time.Minute, WithRedis(redis))
+			require.NoError(t, err)
+			left, err := l.Remaining(ctx)
+			require.NoError(t, err)
+			t.Logf("%d permits granted, %d callers had gone", granted, gone)
+			require.Positive(t, gone)
+			require.Equal(t, granted, most-left)
+		})
+	}
+}
