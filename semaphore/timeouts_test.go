@@ -1,6 +1,7 @@
 package semaphore_test
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -11,31 +12,77 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// Calls return within their timeouts, with and without a store, and none is refused although a later call of its process was granted as many permits in
-// its time.
+// distant is a way to a store, and back, that each take what way returns. Grants come that way, too.
+type distant struct {
+	store.Store
+	way func() time.Duration
+}
+
+func (d *distant) Apply(ctx context.Context, b *store.Batch) (*store.Report, error) {
+	time.Sleep(d.way())
+	report, err := d.Store.Apply(ctx, b)
+	time.Sleep(d.way())
+	return report, err
+}
+
+func (d *distant) Listen(ctx context.Context, process string, ready func(), wake func(store.Grant)) error {
+	return d.Store.Listen(ctx, process, ready, func(g store.Grant) {
+		time.Sleep(d.way())
+		wake(g)
+	})
+}
+
+// Calls return within their timeouts, without a store, beside one, and at most two round trips later with one that takes its time, at the start above
+// all. None is refused although a later call of its process was granted as many permits in its time, and what is granted to callers that have gone is
+// given back at once.
 func TestResultsWithinTheTimeout(t *testing.T) {
-	for name, processes := range map[string]int{"memory": 1, "one process": 1, "three processes": 3} {
+	for name, c := range map[string]struct {
+		processes   int
+		first, then time.Duration // the longest way, in the first second and after it
+	}{
+		"memory": {processes: 1}, "one process": {processes: 1}, "three processes": {processes: 3},
+		"a distant process":       {1, 100 * time.Millisecond, 10 * time.Millisecond},
+		"three distant processes": {3, 100 * time.Millisecond, 10 * time.Millisecond},
+	} {
 		t.Run(name, func(t *testing.T) {
+			processes := c.processes
 			inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 				type call struct {
 					until, ended time.Time
 					permits      int
 					granted      bool
 				}
-				calls := make([][]*call, processes)
+				began, calls := time.Now(), make([][]*call, processes)
+				way := func() time.Duration {
+					if time.Since(began) < time.Second {
+						return time.Duration(rand.Int64N(int64(c.first) + 1))
+					}
+					return time.Duration(rand.Int64N(int64(c.then) + 1))
+				}
+				trips := func(at time.Time) time.Duration { // the longest duration of two
+					if at.Sub(began) < 2*time.Second {
+						return 4 * c.first
+					}
+					return 4 * c.then
+				}
 				var waiting sync.WaitGroup
 				for p := range processes {
 					s, err := semaphore.NewMemory(5)
 					require.NoError(t, err)
 					if name != "memory" {
-						s = new(faulty).process(t, place, 5)
+						s = new(faulty).process(t, &distant{place, way}, 5, semaphore.WithLease(time.Hour))
 					}
 					r := rand.New(rand.NewPCG(uint64(p), 37))
 					waiting.Go(func() {
-						for range 2000 {
-							time.Sleep(time.Duration(r.ExpFloat64() * float64(processes) * float64(15*time.Millisecond)))
+						for i := range 2000 {
+							pause := float64(processes) * float64(15*time.Millisecond)
+							if c.first > 0 && i < 30 { // these come before the first reply
+								pause = float64(time.Millisecond)
+							}
+							time.Sleep(time.Duration(r.ExpFloat64() * pause))
 							timeout, holds := time.Duration(r.ExpFloat64()*float64(200*time.Millisecond)), time.Duration(r.Int64N(int64(50*time.Millisecond)))
 							c := &call{until: time.Now().Add(timeout), permits: 1 + r.IntN(5)}
 							calls[p] = append(calls[p], c)
@@ -57,7 +104,7 @@ func TestResultsWithinTheTimeout(t *testing.T) {
 					soonest := [6]time.Time{}
 					for i := len(line) - 1; i >= 0; i-- {
 						c := line[i]
-						if c.ended.After(c.until) {
+						if c.ended.After(c.until.Add(trips(c.until))) {
 							late++
 						}
 						switch at := soonest[c.permits]; {
@@ -68,11 +115,15 @@ func TestResultsWithinTheTimeout(t *testing.T) {
 									soonest[n+1] = c.ended
 								}
 							}
-						case !at.IsZero() && at.Before(c.until):
+						case !at.IsZero() && at.Add(trips(at)).Before(c.until):
 							wrong++
 						}
 					}
 				}
+				time.Sleep(trips(time.Now()))
+				left, err := place.Stats(ctx)
+				require.NoError(t, err)
+				require.Zero(t, left.Used)
 				t.Logf("%d granted, %d late, %d refused although a later one was granted in time", granted, late, wrong)
 				require.Positive(t, granted)
 				require.Zero(t, late)
