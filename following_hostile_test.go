@@ -241,8 +241,7 @@ func TestHostileWholeWait(t *testing.T) {
 	}
 }
 
-// Calls that a lower rate makes too late are refused by Supersede at once. Their callers may reuse them before it returns, so it must not touch them again
-// (the race detector sees it).
+// Calls that a lower rate makes too late are refused by Supersede at once.
 func TestHostileSupersedeRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &tb.Distant{Store: tb.NewMemoryStore(), Takes: time.Millisecond}

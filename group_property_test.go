@@ -188,7 +188,7 @@ func TestGroupsShare(t *testing.T) {
 			}
 			a, _ := members(open())
 			verbs = append(verbs, func(c context.Context) error { _, err := a.Acquire(c, 1); return err })
-			c, cancel := context.WithTimeout(ctx, time.Duration(tb.Sized(6, 2))*time.Second)
+			c, cancel := context.WithTimeout(ctx, time.Duration(max(2, tb.Sized(6, 2)))*time.Second)
 			defer cancel()
 			var wg sync.WaitGroup
 			began := time.Now()

@@ -56,8 +56,7 @@ func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 	if c.queue.recut(from, to, now) { // it ends those that would be too late: they may be calls of others by now
 		c.detach(c.queue.waiters(func(*Call) bool { return true }), from.Rarer(to))
 	} else {
-		c.takeBack(all, now)
-		waiters = all
+		waiters = c.takeBack(all, now)
 	}
 	c.View.drop()
 	c.dispatch(now) // an Immediate store has the permits back when the waiters ask again
@@ -113,7 +112,7 @@ func (c *Coordinator) Recall(from *Limiter, err error, forGood bool) {
 	now := c.Now()
 	c.queue.release(now)
 	recalled := c.queue.waiters(func(q *Call) bool { return q.limiter == from })
-	c.takeBack(recalled, now)
+	recalled = c.takeBack(recalled, now)
 	asks := func(q *Call) bool { return q != nil && q.limiter == from && q.line == nil && q.asksAnew() }
 	for _, q := range c.outbox.aside { // reservations. They stay until their turn, as those whose callers have left
 		if asks(q) {
@@ -187,22 +186,27 @@ func (c *Coordinator) detach(waiters []*Call, returns bool) {
 	}
 }
 
-// takeBack removes waiters from the queue. The permits that the process owns for them go back to the bucket with the next batch, if they are at its
-// tail. mu must be held.
-func (c *Coordinator) takeBack(waiters []*Call, now int64) {
+// takeBack removes waiters from the queue, and returns them. The permits that the process owns for them go back to the bucket with the next batch,
+// if they are at its tail. Waiters whose time ends meanwhile are not returned: dispatch refuses them, and their callers may reuse them. mu must be held.
+func (c *Coordinator) takeBack(waiters []*Call, now int64) (removed []*Call) {
 	if len(waiters) == 0 {
-		return
+		return nil
 	}
 	c.detach(waiters, true)
 	for _, w := range slices.Backward(waiters) { // each of them leaves the end of the line, so the waiters behind it do not move up
-		w.line.Leave(&w.Waiter, now)
-		w.line = nil
+		if w.Waits() {
+			w.line.Leave(&w.Waiter, now)
+			w.line = nil
+			removed = append(removed, w)
+		}
 	}
+	slices.Reverse(removed)
 	q := &c.queue
 	q.pace.Forget()
 	if q.refunder() != nil {
 		c.outbox.giveBack(q.refund())
 	}
+	return removed
 }
 
 // rejoinAll adds waiters to the queue, in order and in front of those that have come since. Permits that the process owns are not for them.
