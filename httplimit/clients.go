@@ -120,6 +120,7 @@ type watched struct {
 	reading bool   // readAhead runs
 	waiting bool   // a read of the server waits for readAhead
 	stop    bool   // the server reads again, so readAhead ends with its next read
+	between bool   // a response has ended, and the server has not read since
 
 	active   bool          // a request is served
 	ended    bool          // the client has left, or the connection is closed
@@ -149,6 +150,7 @@ func (c *watched) note(state http.ConnState) {
 		c.lookIn(lookAfter)
 	case http.StateIdle:
 		c.replied.Store(false)
+		c.between = true
 		if c.active = !c.finished.IsZero(); c.active { // pipelined requests may follow, of which there is no StateActive
 			c.finished = time.Time{}
 			c.lookIn(probeAfter)
@@ -322,7 +324,7 @@ func (c *watched) Write(p []byte) (int, error) {
 
 func (c *watched) read(p []byte) (int, error) {
 	c.mu.Lock()
-	c.stop = true
+	c.stop, c.between = true, false
 	for c.reading && len(c.ahead) == 0 && c.err == nil && len(p) > 0 {
 		c.waiting = true
 		c.changed.Wait()
@@ -366,7 +368,7 @@ func (c *watched) add(p []byte, err error) bool {
 	late := errors.Is(err, os.ErrDeadlineExceeded)
 	switch {
 	case err == nil && !c.stop && len(c.ahead) >= mostAhead:
-		if !c.replied.Load() { // otherwise these are requests that follow
+		if !c.replied.Load() && !c.between { // otherwise these are requests that follow
 			c.err = errAhead
 			c.left()
 		}

@@ -69,6 +69,55 @@ func TestHostileNextRequestWhileTheHandlerEnds(t *testing.T) {
 	}
 }
 
+// The same while net/http notes that the connection is idle: a response was begun, and the next request is not read yet.
+func TestNextRequestOfAnIdleConnection(t *testing.T) {
+	for name, watch := range servers {
+		t.Run(name, func(t *testing.T) {
+			idle, proceed := make(chan bool), make(chan bool)
+			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				n, err := io.Copy(io.Discard, r.Body)
+				text := fmt.Sprint(n, err)
+				w.Header().Set("Content-Length", fmt.Sprint(len(text)))
+				_, _ = io.WriteString(w, text)
+				_ = http.NewResponseController(w).Flush()
+				time.Sleep(50 * time.Millisecond) // the next request begins
+				if err := r.Context().Err(); err != nil {
+					t.Error(err)
+				}
+			})}
+			server.ConnState = func(_ net.Conn, state http.ConnState) {
+				if state == http.StateIdle {
+					idle <- true
+					<-proceed
+				}
+			}
+			c := connect(t, hostileServe(t, watch, server))
+			answers := bufio.NewReader(c)
+			read := func(n int) {
+				response, err := http.ReadResponse(answers, nil)
+				require.NoError(t, err)
+				text, err := io.ReadAll(response.Body)
+				require.NoError(t, err)
+				require.Equal(t, fmt.Sprint(n, error(nil)), string(text))
+			}
+			const n = 200_000
+			_, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
+			require.NoError(t, err)
+			read(0)
+			_, err = io.WriteString(c, "POST /")
+			require.NoError(t, err)
+			<-idle
+			_, err = fmt.Fprintf(c, " HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", n, strings.Repeat("x", n))
+			require.NoError(t, err)
+			time.Sleep(50 * time.Millisecond) // the watch reads on
+			proceed <- true
+			read(n)
+			<-idle
+			proceed <- true
+		})
+	}
+}
+
 // The context of a request whose connection is hijacked does not end while the handler uses the connection.
 func TestHostileContextOfHijackedConnections(t *testing.T) {
 	for name, watch := range servers {
