@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -49,7 +50,7 @@ func TestHostileFiftyWaiters(t *testing.T) {
 					s.set(c.rows...)
 					calls.Wait()
 					_, passed := s.ended()
-					t.Logf("%d before, %d after, at %v", before, passed-before, s.fates)
+					t.Logf("%d before, %d after", before, passed-before)
 					require.GreaterOrEqual(t, passed-before, c.least)
 					require.LessOrEqual(t, passed-before, c.most)
 					for _, o := range s.fates {
@@ -166,8 +167,10 @@ func TestHostilePlacesRaised(t *testing.T) {
 		s.source.set(row(10, time.Minute), hostileRow("/b", 1))
 		calls.Go(func() { require.NoError(t, s.limits.Reload(ctx)) })
 		s.occupy(&calls, r, 4, 50, time.Second)
+		r.mu.Lock()
 		require.Equal(t, 10, r.most)
 		require.Subset(t, r.order[:10], []int{0, 1, 2, 3})
+		r.mu.Unlock()
 		calls.Wait()
 		_, passed := s.ended()
 		require.Equal(t, 54, passed)
@@ -195,8 +198,11 @@ func TestHostilePlaceWaitChanges(t *testing.T) {
 				time.Sleep(time.Until(began.Add(time.Second)))
 				s.set(row(1, c.after))
 				time.Sleep(time.Minute)
-				require.Len(t, s.fates, 3)
-				for _, o := range s.fates {
+				s.mu.Lock()
+				fates := slices.Clone(s.fates)
+				s.mu.Unlock()
+				require.Len(t, fates, 3)
+				for _, o := range fates {
 					require.InDelta(t, c.ends, o.at-began.Sub(s.began), float64(50*time.Millisecond))
 				}
 				calls.Wait()
