@@ -171,7 +171,7 @@ func (l *queue) asksAside(now int64) bool {
 func (l *queue) asks(q *Call, now int64) bool { return !q.waiter() || l.askAt <= now }
 
 // listens reports whether a penalty would matter: there are waiters, or grants that are not due.
-func (l *queue) listens() bool { return len(l.owned)+len(l.asking)+len(l.spare) > 0 }
+func (l *queue) listens() bool { return len(l.owned)+len(l.asking)-l.gone+len(l.spare) > 0 }
 
 // stale reports whether a penalty would matter, and the last reply is too old to show it.
 func (l *queue) stale(now int64) bool { return l.listens() && now-l.at >= engine.ListenMicros }
@@ -184,7 +184,7 @@ func (l *queue) next(busy bool) int64 {
 	}
 	if !busy && l.listens() {
 		next = sooner(next, l.at+engine.ListenMicros)
-		if len(l.asking) > 0 && l.askAt != 0 {
+		if len(l.asking) > l.gone && l.askAt != 0 {
 			next = sooner(next, l.askAt)
 		}
 	}

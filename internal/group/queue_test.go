@@ -408,3 +408,11 @@ func TestCrowdOfAGroup(t *testing.T) {
 	require.Empty(t, d.queue.asking)
 	require.Less(t, kept, 3*len(crowd), "steps")
 }
+
+// Calls that have left are asked for no more, so their time to ask rings no alarm: it would ring again at once.
+func TestNoAlarmForThoseWhoLeft(t *testing.T) {
+	l := queue{asking: []*Call{{state: left}, {state: left}}, gone: 2, askAt: 5}
+	require.Zero(t, l.next(false))
+	l.asking = append(l.asking, new(Call))
+	require.EqualValues(t, 5, l.next(false))
+}
