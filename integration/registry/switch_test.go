@@ -37,7 +37,7 @@ const (
 
 func TestRedisSwitch(t *testing.T) {
 	server := redistest.Start(t)
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction("github.com/go-tokenbucket/tokenbucket/postgres.(*listener).run")) // of the semaphores of an earlier test, which listen on for a while
 	ctx := context.Background()
 	client := redis.NewClient(&redis.Options{Addr: server.Addr})
 	defer func() { require.NoError(t, client.Close()) }()
@@ -95,7 +95,7 @@ func TestRedisSwitch(t *testing.T) {
 // TestRedisAway: a server that hangs or has gone leaves the last value, is reported once, and is read again when it is back.
 func TestRedisAway(t *testing.T) {
 	server := redistest.Start(t)
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction("github.com/go-tokenbucket/tokenbucket/postgres.(*listener).run")) // of the semaphores of an earlier test, which listen on for a while
 	ctx := context.Background()
 	// A client as it comes, that heeds no deadlines of contexts, and one that has them.
 	for _, heeds := range []bool{false, true} {
