@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -69,6 +70,21 @@ func TestResultsWithinTheTimeout(t *testing.T) {
 					return 4 * c.then
 				}
 				var waiting sync.WaitGroup
+				var live, wanted atomic.Int64 // calls, and their permits, until the store has had the time to hear of their ends
+				over := make(chan struct{})
+				go func() {
+					for {
+						select {
+						case <-over:
+							return
+						case <-time.After(10 * time.Millisecond):
+						}
+						if all, err := place.Stats(ctx); err != nil || all.Used > int(wanted.Load()) || all.Waiting > int(live.Load()) {
+							t.Errorf("%+v, %v: %d calls for %d permits", all, err, live.Load(), wanted.Load())
+							return
+						}
+					}
+				}()
 				for p := range processes {
 					s, err := semaphore.NewMemory(5)
 					require.NoError(t, err)
@@ -87,6 +103,8 @@ func TestResultsWithinTheTimeout(t *testing.T) {
 							c := &call{until: time.Now().Add(timeout), permits: 1 + r.IntN(5)}
 							calls[p] = append(calls[p], c)
 							waiting.Go(func() {
+								live.Add(1)
+								wanted.Add(int64(c.permits))
 								held, err := s.TryAcquire(ctx, c.permits, timeout)
 								if c.ended, c.granted = time.Now(), err == nil; c.granted {
 									time.Sleep(holds)
@@ -94,11 +112,15 @@ func TestResultsWithinTheTimeout(t *testing.T) {
 								} else if !errors.Is(err, semaphore.ErrRefused) {
 									t.Error(err)
 								}
+								time.Sleep(trips(time.Now()))
+								live.Add(-1)
+								wanted.Add(-int64(c.permits))
 							})
 						}
 					})
 				}
 				waiting.Wait()
+				close(over)
 				granted, late, wrong := 0, 0, 0
 				for _, line := range calls {
 					soonest := [6]time.Time{}
@@ -120,7 +142,6 @@ func TestResultsWithinTheTimeout(t *testing.T) {
 						}
 					}
 				}
-				time.Sleep(trips(time.Now()))
 				left, err := place.Stats(ctx)
 				require.NoError(t, err)
 				require.Zero(t, left.Used)
