@@ -334,7 +334,7 @@ func (p *Participant) settled(f *flight, err error, late bool) (answered []chan 
 	if answered = p.queue.collected(); !late {
 		p.inFlight.buffer = answered
 	}
-	grants = p.handOver()
+	grants = p.handOver(now)
 	p.dispatch(now)
 	return answered, grants, p.successor
 }

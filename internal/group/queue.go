@@ -320,7 +320,11 @@ func (l *queue) giveBack(g *grant, how attempt, now int64) {
 	for m := range g.parts {
 		if part := &g.parts[m]; part.taken && (!first || part.due > now) {
 			g.open++
-			l.members[m].giveBack(&refund{grant: g, give: part.refund(g.permits*l.members[m].Weight, how)})
+			to := &l.members[m]
+			to.giveBack(&refund{grant: g, give: part.refund(g.permits*to.Weight, how)})
+			if how == inTurn && part.due > now && part.place.After.Next >= to.tail {
+				to.tail = part.place.Before.Next
+			}
 		}
 	}
 }
@@ -333,11 +337,6 @@ func (l *queue) returnSpare(now int64) {
 			if g.back != none {
 				l.giveBack(g, outOfTurn, now)
 				continue
-			}
-			for m := range g.parts {
-				if part := &g.parts[m]; part.taken && part.due > now {
-					l.members[m].tail = part.place.Before.Next
-				}
 			}
 			l.giveBack(g, inTurn, now)
 		}

@@ -43,7 +43,7 @@ func (p *Participant) Succeed(before *Participant) {
 		return
 	}
 	before.successor = p
-	at, accounts, grants := before.queue.at, make([]account, len(before.members)), before.handOver()
+	at, accounts, grants := before.queue.at, make([]account, len(before.members)), before.handOver(before.local.Now())
 	for i := range accounts {
 		accounts[i] = before.members[i].account
 	}
@@ -59,11 +59,13 @@ func (p *Participant) Succeed(before *Participant) {
 	}
 }
 
-// handOver removes the grants without a call that are for the successor. mu must be held.
-func (p *Participant) handOver() (grants spare) {
+// handOver removes the grants without a call that are for the successor: those that cannot go back. By its terms the time of the others may hold many more
+// permits. mu must be held.
+func (p *Participant) handOver(now int64) (grants spare) {
 	if p.successor == nil || p.ends {
 		return nil
 	}
+	p.queue.returnSpare(now)
 	for _, g := range p.queue.spare {
 		g.confirmed()
 	}
@@ -78,7 +80,7 @@ func (p *Participant) adopt(grants spare) {
 	for _, g := range grants {
 		p.queue.spare.add(g)
 	}
-	if grants = p.handOver(); successor == nil {
+	if grants = p.handOver(now); successor == nil {
 		p.queue.view.drop()
 		p.queue.offer(now)
 		p.queue.keepSpare(now)
