@@ -69,6 +69,81 @@ func TestHostileNextRequestWhileTheHandlerEnds(t *testing.T) {
 	}
 }
 
+// lingering is a connection whose reads of one byte return once net/http interrupts them: their byte has come at that time.
+type lingering struct {
+	net.Conn
+	read, interrupted chan bool
+}
+
+func (c *lingering) NetConn() net.Conn { return c.Conn }
+
+func (c *lingering) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if len(p) == 1 && n == 1 {
+		c.read <- true
+		<-c.interrupted
+	}
+	return n, err
+}
+
+func (c *lingering) SetReadDeadline(t time.Time) error {
+	if t.IsZero() {
+		time.Sleep(20 * time.Millisecond)
+	}
+	err := c.Conn.SetReadDeadline(t)
+	if !t.IsZero() && time.Until(t) <= 0 {
+		time.Sleep(20 * time.Millisecond) // the connection's other reads end first
+		c.interrupted <- true
+	}
+	return err
+}
+
+type lingeringListener struct {
+	net.Listener
+	read chan bool
+}
+
+func (l lingeringListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return &lingering{c, l.read, make(chan bool, 9)}, err
+}
+
+// The same while net/http interrupts its read, and the first byte of the next request has just come.
+func TestNextRequestOfAnInterruptedRead(t *testing.T) {
+	for name, watch := range servers {
+		t.Run(name, func(t *testing.T) {
+			read := make(chan bool)
+			lingers := func(server *http.Server, l net.Listener) net.Listener {
+				return lingeringListener{watch(server, l), read}
+			}
+			calls := 0
+			addr := hostileServe(t, watch, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if calls++; calls == 1 {
+					w.Header().Set("Content-Length", "2")
+					_, _ = io.WriteString(w, "ok")
+					_ = http.NewResponseController(w).Flush()
+					<-read
+					return
+				}
+				if err := r.Context().Err(); err != nil {
+					w.WriteHeader(http.StatusTeapot)
+				}
+			})})
+			c := connect(t, addr)
+			answers := bufio.NewReader(c)
+			for range 2 {
+				_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+				require.NoError(t, err)
+				response, err := http.ReadResponse(answers, nil)
+				require.NoError(t, err)
+				require.Equal(t, http.StatusOK, response.StatusCode)
+				_, err = io.Copy(io.Discard, response.Body)
+				require.NoError(t, err)
+			}
+		})
+	}
+}
+
 // The same while net/http notes that the connection is idle: a response was begun, and the next request is not read yet.
 func TestNextRequestOfAnIdleConnection(t *testing.T) {
 	for name, watch := range servers {

@@ -280,7 +280,7 @@ func TestAnyRow(t *testing.T) {
 			ok = ok && finite(l.Rate, 0, 1<<53) && l.MaxWait >= 0 && l.MaxWait <= 1<<53*time.Microsecond && l.Warmup >= 0 &&
 				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.Burst == nil || finite(*l.Burst, 0, 1<<53)) &&
 				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.Burst == nil && l.Warmup == 0) &&
-				l.Window >= 0 && l.Window <= 90*24*time.Hour && (l.Window == 0) == (l.WindowLimit == 0) && l.WindowLimit >= 0 && l.Concurrent >= 0 &&
+				l.Window >= 0 && l.Window <= 100*365*24*time.Hour && (l.Window == 0) == (l.WindowLimit == 0) && l.WindowLimit >= 0 && l.Concurrent >= 0 &&
 				(!l.NoRate || l.Rate == 0 && !l.Quota && l.Burst == nil && l.Warmup == 0 && (l.Window != 0 || l.Concurrent != 0))
 		}
 		if !ok {
