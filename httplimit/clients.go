@@ -106,6 +106,8 @@ type watched struct {
 	begun bool   // the first line is complete; of the server's reads
 
 	replied atomic.Bool // a part of the response was written since the connection was idle
+	expired atomic.Bool // the read deadline has passed when it was set: net/http interrupts its read
+	held    atomic.Bool // a read of one byte waits for expired
 	writing sync.Mutex  // held while a probe is written, and while replied is set
 
 	mu      sync.Mutex
@@ -119,8 +121,6 @@ type watched struct {
 	waiting bool   // a read of the server waits for readAhead
 	stop    bool   // the server reads again, so readAhead ends with its next read
 	between bool   // a response has ended, and the server has not read since
-	expired bool   // the read deadline has passed when it was set: net/http interrupts its read
-	aborted bool   // net/http has interrupted a read of one byte whose byte had come: that interrupts readAhead
 
 	active   bool          // a request is served
 	ended    bool          // the client has left, or the connection is closed
@@ -237,10 +237,12 @@ func (c *watched) hold() error {
 		c.looking = false // so that it looks earlier
 	}
 	c.lookIn(probeAfter)
-	for c.cancel != nil && !c.off && !c.ended && !c.expired {
+	c.held.Store(true)
+	defer c.held.Store(false)
+	for c.cancel != nil && !c.off && !c.ended && !c.expired.Load() {
 		c.changed.Wait()
 	}
-	if c.expired {
+	if c.expired.Load() {
 		return os.ErrDeadlineExceeded
 	}
 	return io.EOF
@@ -260,10 +262,9 @@ func (c *watched) SetDeadline(t time.Time) error {
 
 // expire interrupts a read that is held if its deadline t has passed.
 func (c *watched) expire(t time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.expired = !t.IsZero() && time.Until(t) <= 0; c.expired {
-		c.aborted = true
+	if c.expired.Store(!t.IsZero() && time.Until(t) <= 0); c.held.Load() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		c.changed.Broadcast()
 	}
 }
@@ -282,7 +283,7 @@ func (c *watched) Read(p []byte) (int, error) {
 		case c.reading:
 			c.stop = false
 		case c.err == nil:
-			c.reading, c.stop, c.aborted = true, false, c.expired
+			c.reading, c.stop = true, false
 			go c.readAhead()
 		}
 	case err == io.EOF:
@@ -378,8 +379,6 @@ func (c *watched) add(p []byte, err error) bool {
 	case err != nil && !late:
 		c.err = err
 		c.left()
-	case late && c.aborted: // the server reads on
-		c.aborted = false
 	case late && c.waiting:
 		c.err = err
 	case late && !c.stop: // a deadline of the handler, which ends the watch of net/http, too
