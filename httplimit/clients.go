@@ -106,13 +106,12 @@ type watched struct {
 	begun bool   // the first line is complete; of the server's reads
 
 	replied atomic.Bool // a part of the response was written since the connection was idle
-	expired atomic.Bool // the read deadline has passed when it was set: net/http interrupts its read
-	held    atomic.Bool // a read of one byte waits for expired
 	writing sync.Mutex  // held while a probe is written, and while replied is set
 
 	mu      sync.Mutex
 	changed sync.Cond // signalled when ahead, err, reading, ended or expired change
 	cancel  context.CancelFunc
+	expired bool   // the read deadline has passed when it was set: net/http interrupts its read, since the handler has ended
 	off     bool   // the connection is hijacked, of HTTP/2, or not of a server with WatchClients
 	old     bool   // the client speaks HTTP/1.0
 	ahead   []byte // what was read ahead
@@ -237,12 +236,10 @@ func (c *watched) hold() error {
 		c.looking = false // so that it looks earlier
 	}
 	c.lookIn(probeAfter)
-	c.held.Store(true)
-	defer c.held.Store(false)
-	for c.cancel != nil && !c.off && !c.ended && !c.expired.Load() {
+	for c.cancel != nil && !c.off && !c.ended && !c.expired {
 		c.changed.Wait()
 	}
-	if c.expired.Load() {
+	if c.expired {
 		return os.ErrDeadlineExceeded
 	}
 	return io.EOF
@@ -260,11 +257,13 @@ func (c *watched) SetDeadline(t time.Time) error {
 	return c.Conn.SetDeadline(t)
 }
 
-// expire interrupts a read that is held if its deadline t has passed.
+// expire interrupts a read that is held, and readAhead, if their deadline t has passed.
 func (c *watched) expire(t time.Time) {
-	if c.expired.Store(!t.IsZero() && time.Until(t) <= 0); c.held.Load() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
+	expired := !t.IsZero() && time.Until(t) <= 0
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.expired = expired; expired {
+		c.stop = true
 		c.changed.Broadcast()
 	}
 }
@@ -279,7 +278,7 @@ func (c *watched) Read(p []byte) (int, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		switch {
-		case c.off || c.cancel == nil:
+		case c.off || c.expired || c.cancel == nil:
 		case c.reading:
 			c.stop = false
 		case c.err == nil:

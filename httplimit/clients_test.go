@@ -171,3 +171,73 @@ func TestHijackedConnections(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "1048576 <nil>", string(text))
 }
+
+// interrupted is a watched connection whose read of one byte returns late: once net/http has interrupted it.
+type interrupted struct {
+	net.Conn
+	read, interrupt chan bool
+}
+
+func (c *interrupted) NetConn() net.Conn { return c.Conn }
+
+func (c *interrupted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if len(p) == 1 && n == 1 {
+		c.read <- true
+		<-c.interrupt
+	}
+	return n, err
+}
+
+func (c *interrupted) SetReadDeadline(t time.Time) error {
+	err := c.Conn.SetReadDeadline(t)
+	if !t.IsZero() && time.Until(t) < 0 {
+		time.Sleep(10 * time.Millisecond) // the watch sees the deadline, usually
+		c.interrupt <- true
+	}
+	return err
+}
+
+type interrupting struct {
+	net.Listener
+	read, interrupt chan bool
+}
+
+func (l interrupting) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return &interrupted{c, l.read, l.interrupt}, err
+}
+
+// A next request whose first byte comes while net/http interrupts its read is not that of a client that has left.
+func TestNextRequestAsNetHTTPInterruptsItsRead(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	began := make(chan bool, 1)
+	next := interrupting{read: make(chan bool, 1), interrupt: make(chan bool, 1)}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			began <- true
+			<-next.read // of the first byte of the next request
+		}
+		_, _ = fmt.Fprint(w, r.Context().Err())
+	})}
+	next.Listener = httplimit.WatchClients(server, l)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(next) }()
+	t.Cleanup(func() { _ = server.Close(); <-ended })
+
+	c := connect(t, l.Addr().String())
+	answers := bufio.NewReader(c)
+	_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: h\r\n\r\n")
+	require.NoError(t, err)
+	<-began
+	for _, more := range []string{"G", "ET / HTTP/1.1\r\nHost: h\r\n\r\n"} {
+		_, err = io.WriteString(c, more)
+		require.NoError(t, err)
+		response, err := http.ReadResponse(answers, nil)
+		require.NoError(t, err)
+		text, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		require.Equal(t, "<nil>", string(text))
+	}
+}
