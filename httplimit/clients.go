@@ -117,7 +117,6 @@ type watched struct {
 	ahead   []byte // what was read ahead
 	err     error  // the end of the connection, returned once ahead is empty
 	reading bool   // readAhead runs
-	waiting bool   // a read of the server waits for readAhead
 	stop    bool   // the server reads again, so readAhead ends with its next read
 	between bool   // a response has ended, and the server has not read since
 
@@ -325,9 +324,7 @@ func (c *watched) read(p []byte) (int, error) {
 	c.mu.Lock()
 	c.stop, c.between = true, false
 	for c.reading && len(c.ahead) == 0 && c.err == nil && len(p) > 0 {
-		c.waiting = true
 		c.changed.Wait()
-		c.waiting = false
 	}
 	if n := copy(p, c.ahead); n > 0 {
 		defer c.mu.Unlock()
@@ -338,9 +335,6 @@ func (c *watched) read(p []byte) (int, error) {
 	}
 	if err := c.err; err != nil {
 		defer c.mu.Unlock()
-		if errors.Is(err, os.ErrDeadlineExceeded) { // of this read
-			c.err = nil
-		}
 		return 0, err
 	}
 	c.mu.Unlock()
@@ -378,8 +372,6 @@ func (c *watched) add(p []byte, err error) bool {
 	case err != nil && !late:
 		c.err = err
 		c.left()
-	case late && c.waiting:
-		c.err = err
 	case late && !c.stop: // a deadline of the handler, which ends the watch of net/http, too
 		c.left()
 	case err == nil && !c.stop:
