@@ -80,6 +80,34 @@ func TestPenalize(t *testing.T) {
 	})
 }
 
+// A penalty makes a bucket that warms up as cold as the same time without a call does, and no colder than one that begins.
+func TestPenaltyOfAWarmBucket(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		for _, pause := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second} {
+			var cold []float64
+			for _, held := range []bool{false, true} {
+				l, err := tb.NewSmoothWarmingUp(fmt.Sprint(pause, held), 100, 200*time.Millisecond, tb.WithStore(open()), patient, tb.WithClock(clock))
+				require.NoError(t, err)
+				r, err := l.Reserve(ctx, 100)
+				require.NoError(t, err)
+				clock.Advance(r.Delay())
+				b, err := l.State(ctx)
+				require.NoError(t, err)
+				clock.Advance(time.Duration(b.NextFreeTicketMicros-b.SeenMicros) * time.Microsecond) // until it owes nothing, and is warm
+				if held {
+					require.NoError(t, l.Penalize(ctx, pause))
+				}
+				clock.Advance(pause)
+				b, err = l.State(ctx)
+				require.NoError(t, err)
+				cold = append(cold, b.StoredPermits)
+			}
+			require.InDelta(t, cold[0], cold[1], 1e-3, "%v", pause)
+			require.InDelta(t, min(20, pause.Seconds()*100), cold[1], 1e-3, "%v", pause)
+		}
+	})
+}
+
 // A Cancel during a penalty makes no waiter due before its end, and the permits lapse.
 func TestPenalizeAndCancel(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {

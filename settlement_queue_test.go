@@ -1,10 +1,15 @@
 package tokenbucket
 
 import (
+	"context"
+	"fmt"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -41,6 +46,73 @@ func TestSettleMovesUp(t *testing.T) {
 		<-r.Ready()
 	}
 	require.Zero(t, settles(t, l))
+}
+
+// Permits that a settlement gives back move up the callers that wait for permits of a former rate, or of before a penalty. They serve no later caller
+// before these. Permits of a former rate that was higher lie closer together, so more would be due than were given back: they keep their due times.
+func TestSettlementsKeepTheOrder(t *testing.T) {
+	for name, change := range map[string]struct {
+		held time.Duration
+		rate float64
+	}{
+		"nothing":       {},
+		"a higher rate": {rate: 20},
+		"a lower rate":  {rate: 5},
+		"a penalty":     {held: 200 * time.Millisecond},
+		"both":          {200 * time.Millisecond, 20},
+	} {
+		for _, there := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, settled there: %v", name, there), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					store := NewMemoryStore()
+					open := func() *RateLimiter {
+						l, err := NewSmoothBursty("x", 10, WithStore(store), WithMaxPermits(1000), WithInitialPermits(4))
+						require.NoError(t, err)
+						return l
+					}
+					l := open()
+					from := l
+					if there {
+						from = open()
+					}
+					due, err := from.Reserve(background, 4)
+					require.NoError(t, err)
+					began := time.Now()
+					var served [16]time.Duration
+					var calls sync.WaitGroup
+					line := func(from int) {
+						for i := range 8 {
+							calls.Go(func() {
+								_, err := l.Acquire(context.Background(), 1)
+								assert.NoError(t, err)
+								served[from+i] = time.Since(began)
+							})
+							synctest.Wait()
+						}
+					}
+					line(0)
+					time.Sleep(50 * time.Millisecond)
+					if change.held > 0 {
+						require.NoError(t, l.Penalize(background, change.held))
+					}
+					if change.rate > 0 {
+						require.NoError(t, l.SetRate(background, change.rate))
+					}
+					require.NoError(t, due.Settle(background, 0))
+					line(8)
+					calls.Wait()
+					if change.rate == 5 {
+						for i := range 7 { // the last one waits beyond the look-ahead
+							require.Equal(t, time.Duration(i+1)*100*time.Millisecond, served[i])
+						}
+						return
+					}
+					require.IsNonDecreasing(t, served[:])
+					require.Less(t, served[7], 800*time.Millisecond+change.held)
+				})
+			})
+		}
+	}
 }
 
 // Neither a charge nor a call that a shadow has let pass waits for permits, although they are not due.

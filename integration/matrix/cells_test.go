@@ -36,22 +36,13 @@ const (
 
 // known are the cells that do not hold yet, and what mends them. An empty name is any feature.
 var known = []struct{ one, other, item string }{
-	{"Settle down", "", overtakenBySettling},
-	{"SettleLater", "", overtakenBySettling},
-	{"warm-up", "Penalize", "a penalty costs a warm-up as many permits again as a cold start"},
 	{"SettleLater", "Return", "not explained: in one run of three two limiters in memory use 0.95 to 0.97"},
 	{"SetQuota", "Reset", "a Reset lowers the quota again and begins an epoch, so what was recalled does not go back"},
 }
 
-// overtakenBySettling is only about the order: such a cell must hold in all else.
-const overtakenBySettling = "after SetRate or a penalty a settlement lets a later call pass a waiter that was granted under the former terms"
-
 // isKnown returns what mends a cell, or "".
-func isKnown(c *cell, wrong string) string {
+func isKnown(c *cell) string {
 	for _, k := range known {
-		if k.item == overtakenBySettling && !strings.HasSuffix(wrong, "calls were overtaken") {
-			continue
-		}
 		if (k.one == "" || c.has(k.one)) && (k.other == "" || c.has(k.other)) {
 			return k.item
 		}

@@ -136,7 +136,7 @@ var features = []feature{
 	}},
 	// Kinds of limits.
 	{name: "NewQuota", limit: func(_ *cell, s *spec) { s.quota = true }},
-	{name: "warm-up", limit: func(c *cell, s *spec) { s.warmup = warmup; c.less(warmup.Seconds()/2*rate, 0) }},
+	{name: "warm-up", limit: func(c *cell, s *spec) { s.warmup = warmup; c.less(coldStart, 0) }},
 	{name: "PayLater", limit: func(c *cell, s *spec) { s.opts = append(s.opts, tb.WithPayment(tb.PayLater)); c.less(0, 4) }},
 	{name: "WithPrefetch", limit: func(c *cell, s *spec) {
 		s.opts = append(s.opts, tb.WithPrefetch(50*time.Millisecond))
@@ -170,6 +170,9 @@ var features = []feature{
 	{name: "Penalize", disturb: func(c *cell, ctx context.Context) error {
 		sleep(ctx, c.lasts/2)
 		c.less(penalty.Seconds()*rate, 0)
+		if c.has("warm-up") { // nobody calls the upstream meanwhile, so it is as cold afterwards as at the start
+			c.less(coldStart, 0)
+		}
 		return c.limiters[0].Penalize(ctx, penalty)
 	}},
 	{name: "Reset", disturb: func(c *cell, ctx context.Context) error {

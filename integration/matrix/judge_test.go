@@ -18,7 +18,7 @@ type result struct {
 }
 
 // holds reports whether the cell has shown nothing that is not known.
-func (r result) holds() bool { return r.wrong == "" || isKnown(r.cell, r.wrong) != "" }
+func (r result) holds() bool { return r.wrong == "" || isKnown(r.cell) != "" }
 
 // judgement is a cell, of which all parts have been joined.
 type judgement struct {

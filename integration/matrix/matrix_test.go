@@ -31,6 +31,8 @@ const (
 	penalty     = 200 * time.Millisecond
 	away        = 300 * time.Millisecond
 	warmup      = 200 * time.Millisecond
+	// coldStart is how many permits a bucket makes less while it warms up: at the start, and after an idle time or a penalty of its warm-up's length.
+	coldStart = rate * float64(warmup/2) / float64(time.Second)
 	// pause is how long a caller waits that was refused at once. Four callers in this time use the rate.
 	pause = 40 * time.Millisecond
 	// least is the share of what is possible that a cell must use.
@@ -259,7 +261,7 @@ func (s *collected) table(t *testing.T) {
 	slices.SortFunc(s.all, func(a, b result) int { return cmp.Compare(a.cell.key(), b.cell.key()) })
 	for _, r := range s.all {
 		if r.wrong != "" && testing.Verbose() {
-			t.Logf("%v: %s: %s (known: %s)", r.world, r.cell.key(), r.wrong, isKnown(r.cell, r.wrong))
+			t.Logf("%v: %s: %s (known: %s)", r.world, r.cell.key(), r.wrong, isKnown(r.cell))
 		}
 	}
 }

@@ -309,7 +309,7 @@ func (q *queue) keep(permits int64, g *schedule.Grant, now int64) {
 // follow prepares for a grant of this moment. If it lies before the end of the permits that the process owns, another process has settled, and they
 // move up. If they cannot, they are kept apart, so that each permit keeps its due time.
 func (q *queue) follow(g *schedule.Grant, now int64) {
-	if micros := q.line.Overlap(g); micros > 0 && !q.line.Advance(micros, g.Terms, now) {
+	if !q.line.Follow(g, now) {
 		q.split()
 	}
 }
@@ -428,9 +428,11 @@ func (q *queue) askSooner(out *permit.Outcome, now int64) {
 	}
 }
 
-// begunAnew separates the grants of a new epoch from earlier ones. begins is the balance from which the bucket now grants.
+// begunAnew separates the grants of a new epoch from earlier ones, unless the bucket knows these: see follow. begins is the balance from which the
+// bucket now grants.
 func (q *queue) begunAnew(epoch, begins int64) {
-	if begins+q.view.offset.Micros() < q.line.Last()-schedule.Jitter {
+	offset := q.view.offset.Micros()
+	if begins+offset < q.line.Last()-schedule.Jitter && !q.line.Known(epoch, offset) {
 		q.split()
 	} else {
 		q.line.Forget(epoch)

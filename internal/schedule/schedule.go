@@ -187,20 +187,34 @@ func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
 	return at, true
 }
 
-// Overlap returns how far a grant lies before the end of the permits that are owned, in microseconds; 0 if it follows them. It lies before it if
-// another process has settled and given permits back, which this process has not learned otherwise: see [Schedule.Advance]. A grant of an
-// earlier batch whose reply was late lies before owned permits, too, but between them, and does not overlap.
-func (s *Schedule[V]) Overlap(grant *Grant) int64 {
+// Follow prepares for a grant. It may lie before the end of the permits that are owned, if another process has settled and given permits back, which
+// this process has not learned otherwise. They move up then, see advance. Follow returns false if they cannot. A grant of an earlier batch whose reply
+// was late lies before owned permits, too, but between them, and does not overlap.
+func (s *Schedule[V]) Follow(grant *Grant, now int64) bool {
 	after, _ := grant.Terms.After(grant.Before, grant.Permits)
 	for _, g := range slices.Backward(s.segments) {
 		switch {
-		case g.epoch != grant.Epoch || grant.Before.Next >= g.end.Next: // it lies behind this one, and those before it
-			return 0
+		case !g.known(grant.Epoch, grant.Offset) || grant.Before.Next >= g.end.Next: // it lies behind this one, and those before it
+			return true
 		case g.left > 0 && after.Next > g.cursor.Next:
-			return g.end.Next - grant.Before.Next
+			back, last := grant.Returned, s.segments[len(s.segments)-1]
+			if last.epoch == grant.Epoch {
+				back -= last.back
+			}
+			if last.back == unknown {
+				back = 0
+			}
+			micros := g.end.Next - grant.Before.Next
+			return s.advance(micros, min(back, float64(micros)/spacing(grant.Terms)), grant.Terms, now)
 		}
 	}
-	return 0
+	return true
+}
+
+// Known reports whether a bucket in an epoch has forgotten nothing of the permits that are owned, and reckons by the same clock.
+func (s *Schedule[V]) Known(epoch, offset int64) bool {
+	n := len(s.segments)
+	return n > 0 && s.segments[n-1].known(epoch, offset)
 }
 
 // Behind reports whether a grant lies behind all permits that are owned. It does not after a settlement has filled the bucket, which begins an
@@ -522,12 +536,12 @@ func (s *Schedule[V]) Resume(micros, now int64) {
 	s.move(-micros, now)
 }
 
-// Advance moves all segments up by micros, because as much of the bucket's debt was given back under terms. The permits of which that makes the
-// due time earlier than now are due now. It does nothing and returns false if permits of other terms are owned: more of them would be due than
-// were given back.
-func (s *Schedule[V]) Advance(micros int64, terms Terms, now int64) bool {
+// advance moves all segments up by micros, because as much of the bucket's debt was given back: a number of permits, under terms. The permits of
+// which that makes the due time earlier than now are due now. It does nothing and returns false if these could be more than were given back, because
+// permits of other terms are owned that lie closer together.
+func (s *Schedule[V]) advance(micros int64, permits float64, terms Terms, now int64) bool {
 	for _, g := range s.segments {
-		if g.left > 0 && g.terms != terms {
+		if g.left > 0 && g.terms != terms && float64(micros-1) > permits*spacing(g.terms) {
 			return false
 		}
 	}
@@ -545,15 +559,19 @@ func (s *Schedule[V]) Advance(micros int64, terms Terms, now int64) bool {
 // If the last segment was the tail, it still is.
 func (s *Schedule[V]) Settled(p *permit.Place, terms Terms, now int64) {
 	n := len(s.segments)
-	if n == 0 || s.segments[n-1].epoch != p.Epoch {
+	if n == 0 || !permit.Succeeds(p.Epoch, s.segments[n-1].epoch) {
 		return
 	}
 	s.unprepare()
 	last := s.segments[n-1]
 	tail := last.ending == open && last.tag == p.Prev && last.end == p.Before
-	if !s.Advance(p.Before.Next-p.After.Next, terms, now) {
+	micros := p.Before.Next - p.After.Next
+	if !s.advance(micros, float64(micros)/spacing(terms), terms, now) {
 		last.ending = settled
 		return
+	}
+	if last.terms != terms {
+		last.back = unknown
 	}
 	if !tail {
 		last.pass()

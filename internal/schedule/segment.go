@@ -15,6 +15,12 @@ type Terms interface {
 	PayLater() bool
 }
 
+// spacing returns how far apart permits fall due at least, unless they were stored for nothing.
+func spacing(t Terms) float64 {
+	after, _ := t.After(permit.Balance{}, 1)
+	return float64(after.Next) - after.Carry
+}
+
 // Grant is a stretch of permits that the store granted for one request.
 type Grant struct {
 	Terms   Terms
@@ -66,6 +72,12 @@ const (
 	passed                // another process took permits behind it: its permits go back out of turn, see Yield
 	settled               // it can neither grow nor be refunded
 )
+
+// known reports whether a bucket in an epoch has forgotten nothing of the segment, and reckons by the same clock.
+func (g *segment) known(epoch, offset int64) bool {
+	d := offset - g.offset
+	return g.epoch == epoch || permit.Succeeds(epoch, g.epoch) && -Jitter <= d && d <= Jitter
+}
 
 // pass notes that the segment is not the bucket's tail any more.
 func (g *segment) pass() {
