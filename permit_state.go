@@ -587,7 +587,8 @@ func (b *PermitBucket) list(g *permit.Refund) {
 // hold pauses the bucket until now + d. All permits that are not due yet fall due that much later, in the same order and at the same
 // distances, so the window bound holds for them as before. The stored permits of a bursty bucket are dropped, because the upstream that
 // asked for the pause has not counted on them. A warm-up bucket gets colder, as in any idle time: the upstream has no calls meanwhile, whoever
-// decides that, and one that has asked for a pause wants no full rate at its end. Of several holds the one that ends last counts. Places granted before cannot be given back any more.
+// decides that, and one that has asked for a pause wants no full rate at its end. Of several holds the one that ends last counts. Places granted
+// before cannot be given back any more.
 func (b *PermitBucket) hold(now, d, epoch int64) bool {
 	until := now + d
 	longer := until - max(now, b.HeldUntilMicros)

@@ -48,6 +48,41 @@ func TestSettleMovesUp(t *testing.T) {
 	require.Zero(t, settles(t, l))
 }
 
+// Permits that another process gives back move a reservation up with the next grant, also if that is due before all of what is owned here. So a
+// cancel gives back the latest time, and none is lost.
+func TestWhatAnotherSettlesIsNotLost(t *testing.T) {
+	for _, less := range []int{2, 4} {
+		bubble(t, func(t *testing.T) {
+			memory := NewMemoryStore()
+			open := func() *RateLimiter { // in a process of its own
+				l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: memory}), WithMaxPermits(1000), WithInitialPermits(4))
+				require.NoError(t, err)
+				return l
+			}
+			reserve := func(l *RateLimiter, n int) *Reservation {
+				r, err := l.Reserve(background, n)
+				require.NoError(t, err)
+				return r
+			}
+			there, here := open(), open()
+			due := reserve(there, 4)
+			reserve(there, 3) // due after 300 ms
+			first := reserve(here, 1)
+			require.Equal(t, 400*time.Millisecond, first.Delay())
+			require.NoError(t, due.Settle(background, 4-less))
+			second := reserve(here, 1)
+			owed := time.Duration(4-less) * 100 * time.Millisecond // without the second
+			require.Equal(t, owed, first.Delay())
+			require.Equal(t, owed+100*time.Millisecond, second.Delay())
+			require.NoError(t, first.Cancel(background))
+			if less == 2 { // the first was not due
+				require.Equal(t, owed, second.Delay())
+				require.Equal(t, 2.0, settles(t, here), "200 ms of debt")
+			}
+		})
+	}
+}
+
 // Permits that a settlement gives back move up the callers that wait for permits of a former rate, or of before a penalty. They serve no later caller
 // before these. Permits of a former rate that was higher lie closer together, so more would be due than were given back: they keep their due times.
 func TestSettlementsKeepTheOrder(t *testing.T) {
@@ -63,10 +98,10 @@ func TestSettlementsKeepTheOrder(t *testing.T) {
 	} {
 		for _, there := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, settled there: %v", name, there), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					store := NewMemoryStore()
-					open := func() *RateLimiter {
-						l, err := NewSmoothBursty("x", 10, WithStore(store), WithMaxPermits(1000), WithInitialPermits(4))
+				bubble(t, func(t *testing.T) {
+					memory := NewMemoryStore()
+					open := func() *RateLimiter { // in a process of its own
+						l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: memory}), WithMaxPermits(1000), WithInitialPermits(4))
 						require.NoError(t, err)
 						return l
 					}

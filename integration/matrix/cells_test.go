@@ -35,10 +35,7 @@ const (
 )
 
 // known are the cells that do not hold yet, and what mends them. An empty name is any feature.
-var known = []struct{ one, other, item string }{
-	{"SettleLater", "Return", "not explained: in one run of three two limiters in memory use 0.95 to 0.97"},
-	{"SetQuota", "Reset", "a Reset lowers the quota again and begins an epoch, so what was recalled does not go back"},
-}
+var known = []struct{ one, other, item string }{}
 
 // isKnown returns what mends a cell, or "".
 func isKnown(c *cell) string {

@@ -178,6 +178,11 @@ var features = []feature{
 	{name: "Reset", disturb: func(c *cell, ctx context.Context) error {
 		sleep(ctx, 2*c.lasts/3) // after the others
 		c.less(0, c.owned())
+		if c.has("SetQuota") {
+			// The quota is lowered to the limiter's own, in a new epoch: what the callers own of the raised one lapses, and the lowered one begins
+			// where the bucket's debt ends (docs/consistency.md, "A lowered quota"). A caller owns one permit at most.
+			c.less(callers*rate/faster, 0)
+		}
 		err := c.limiters[0].Reset(ctx)
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -187,16 +187,15 @@ func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
 	return at, true
 }
 
-// Follow prepares for a grant. It may lie before the end of the permits that are owned, if another process has settled and given permits back, which
-// this process has not learned otherwise. They move up then, see advance. Follow returns false if they cannot. A grant of an earlier batch whose reply
-// was late lies before owned permits, too, but between them, and does not overlap.
+// Follow prepares for a grant. It may lie before the end of permits that were granted earlier, if another process has given permits back, which this
+// process has not learned otherwise. All that is owned moves up then, see advance. Follow returns false if it cannot. A grant of an earlier batch whose
+// reply was late lies before owned permits, too, but these were granted later.
 func (s *Schedule[V]) Follow(grant *Grant, now int64) bool {
-	after, _ := grant.Terms.After(grant.Before, grant.Permits)
 	for _, g := range slices.Backward(s.segments) {
 		switch {
 		case !g.known(grant.Epoch, grant.Offset) || grant.Before.Next >= g.end.Next: // it lies behind this one, and those before it
 			return true
-		case g.left > 0 && after.Next > g.cursor.Next:
+		case g.left > 0 && grant.ID > g.id:
 			back, last := grant.Returned, s.segments[len(s.segments)-1]
 			if last.epoch == grant.Epoch {
 				back -= last.back
