@@ -15,7 +15,8 @@ import (
 //	tb1 epoch=8239 seq=12 tail=12 stored=4.5 next=1700000000000000 carry=0 debt=0 back=0: bursty now 5 5 1 0
 //
 // It is readable in redis-cli, and internal/redisbucket/lua/bucket.lua writes the same bytes. 17 digits represent every float64 exactly. The text
-// is short because Redis may keep a million of them: debt is next − seen, and back is the returned permits and the numbers of their places.
+// is short because Redis may keep a million of them: debt is next − seen, and back is the returned permits and the numbers of their places,
+// with those of the latest settlements (PermitBucket.returned).
 // A bucket that was ever paused has " hold=<until>:<paused>" before the configuration.
 const stateFormat = "tb1"
 

@@ -217,6 +217,7 @@ func differential(t *testing.T, by RedisClient) {
 		now := int64(1_700_000_000_000_000)
 		chains++
 		var places []permit.Place
+		var last permit.Batch
 		text := ""
 		for range steps {
 			now = drawTime(rt, now)
@@ -234,8 +235,12 @@ func differential(t *testing.T, by RedisClient) {
 					b.Requests = append(b.Requests, r)
 				}
 			}
+			if last.Epoch != 0 && rapid.IntRange(0, 9).Draw(rt, "arrives twice") == 0 {
+				b.Epoch, b.Requests = last.Epoch, last.Requests
+			}
 			twin := *b
 			twin.Requests = slices.Clone(b.Requests)
+			last = permit.Batch{Epoch: b.Epoch, Requests: slices.Clone(b.Requests)}
 
 			found := text
 			var bucket PermitBucket

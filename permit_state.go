@@ -70,8 +70,10 @@ type PermitBucket struct {
 	// WarmupMicros is the warm-up period, 0 for a bursty bucket.
 	WarmupMicros int64
 
-	setting  *setting // in force; nil if the bucket does not exist
-	returned []int64  // numbers of the places whose stored permits were given back in this epoch
+	setting *setting // in force; nil if the bucket does not exist
+	// returned has the numbers of the places whose stored permits were given back in this epoch, and the latest settlements that gave permits back in
+	// this lineage: settlement plus the nonces of their batches.
+	returned []int64
 }
 
 // adopt puts a configuration in force.
@@ -87,7 +89,11 @@ func (b *PermitBucket) beginEpoch(epoch int64) {
 }
 
 // succeed begins an epoch of the same lineage: no earlier place can be given back any more, except by a settlement.
-func (b *PermitBucket) succeed(epoch int64) { b.beginEpoch(permit.Succeed(b.Epoch, epoch)) }
+func (b *PermitBucket) succeed(epoch int64) {
+	settled := slices.DeleteFunc(slices.Clone(b.returned), func(id int64) bool { return id < settlement })
+	b.beginEpoch(permit.Succeed(b.Epoch, epoch))
+	b.returned = settled
+}
 
 // ReSync advances the bucket to nowMicros: the time since its debt ended becomes stored permits, fractions included.
 func (b *PermitBucket) ReSync(nowMicros int64) { b.resync(nowMicros) }
@@ -175,6 +181,7 @@ func (b *PermitBucket) open(nowMicros int64, batch *permit.Batch, out *permit.Ou
 	if b.resync(out.NowMicros) {
 		b.beginEpoch(batch.Epoch)
 	}
+	batch.Settled = slices.Contains(b.returned, settlement+batch.Nonce())
 	return nil
 }
 
@@ -510,8 +517,14 @@ func (b *PermitBucket) ttlMillis(nowMicros int64, renewed bool) (ttl, least int6
 	return full + keptMillis + spareMillis, full + keptMillis
 }
 
-// maxReturned bounds the list of stored permits given back out of turn. Permits beyond it lapse.
-const maxReturned = 32
+const (
+	// maxReturned bounds the list of stored permits given back out of turn. Permits beyond it lapse.
+	maxReturned = 32
+	// maxSettled is how many batches with settlements the list has at most.
+	maxSettled = 8
+	// settlement is the least number in the list that stands for a settlement. No bucket counts so many grants.
+	settlement = maxExact / 4
+)
 
 // giveBack returns places, or a part of them, and reports whether it returned any permits, and how many are missing. It never over-issues:
 //
@@ -574,14 +587,32 @@ func (b *PermitBucket) giveBack(now int64, g *permit.Refund) (missing float64, o
 // list records a place whose stored permits were returned, so that they are returned only once.
 func (b *PermitBucket) list(g *permit.Refund) {
 	if g.Spent > 0 {
-		list := append(slices.Clone(b.returned), g.ID)
-		if len(list) > maxReturned {
-			oldest := slices.Index(list, slices.Min(list))
-			list = slices.Delete(list, oldest, oldest+1)
-		}
-		b.returned = list
+		b.enlist(g.ID)
 	}
 	b.Seq++
+}
+
+// enlist adds a number to the list. A full list drops the oldest place.
+func (b *PermitBucket) enlist(id int64) {
+	list := append(slices.Clone(b.returned), id)
+	if len(list) > maxReturned {
+		oldest := slices.Index(list, slices.Min(list))
+		list = slices.Delete(list, oldest, oldest+1)
+	}
+	b.returned = list
+}
+
+// enlistSettled adds the settlements of a batch to the list, unless they are in it. The oldest of maxSettled are dropped.
+func (b *PermitBucket) enlistSettled(id int64) {
+	settled := slices.DeleteFunc(slices.Clone(b.returned), func(id int64) bool { return id < settlement })
+	if slices.Contains(settled, id) {
+		return
+	}
+	if len(settled) == maxSettled {
+		oldest := slices.Index(b.returned, settled[0])
+		b.returned = slices.Delete(slices.Clone(b.returned), oldest, oldest+1)
+	}
+	b.enlist(id)
 }
 
 // hold pauses the bucket until now + d. All permits that are not due yet fall due that much later, in the same order and at the same
@@ -610,7 +641,8 @@ func (b *PermitBucket) hold(now, d, epoch int64) bool {
 // settle charges n permits more than a grant has taken, or gives -n of them back.
 //
 // Nothing comes back to a bucket that has forgotten the grant: it was reset, or its store has lost it or has fallen back to an older state. Nor
-// does it to one that has been full since: then it is as if the permits had never been taken.
+// does it to one that has been full since: then it is as if the permits had never been taken. A message that arrives twice gives back once: the
+// list of returned places has the latest maxSettled batches with settlements, and a batch that is executed later than its deadline does nothing.
 //
 // A charge is debt, which later requests wait for. What comes back shrinks the debt, but no further than to the end of a penalty. The rest is
 // stored as far as there is room; a bucket that warms up stores nothing, since stored permits make it colder. So a bursty bucket that does
@@ -629,9 +661,10 @@ func (b *PermitBucket) settle(now, n int64, of permit.Origin, batch *permit.Batc
 	if n > 0 {
 		return b.take(now, n, maxExact, batch.Nonce())
 	}
-	if !permit.Succeeds(b.Epoch, of.Epoch) || of.ID > b.Seq {
+	if batch.Settled || !permit.Succeeds(b.Epoch, of.Epoch) || of.ID > b.Seq {
 		return permit.Grant{}
 	}
+	b.enlistSettled(settlement + batch.Nonce())
 	place := b.place(b.balance(), b.unsold(now, float64(-n)), batch.Nonce())
 	b.ReturnedPermits += float64(-n)
 	if b.StoredPermits > b.MaxPermits || b.ReturnedPermits > maxExact {

@@ -90,6 +90,8 @@ type Batch struct {
 	Probe bool
 	// Read asks for the bucket after the batch, in Outcome.State.
 	Read bool
+	// Settled reports, while the batch is decided, that its settlements have given permits back before: its message arrived twice.
+	Settled bool
 
 	// Outcome of the last decision.
 	Outcome Outcome

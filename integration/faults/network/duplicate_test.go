@@ -172,6 +172,46 @@ func (b *bench) history(t *testing.T, fault faultlab.Fault, seed uint64) (lackin
 	return taken(state(t, b.direct, slow, size), size), used, bit
 }
 
+// A settlement is sent again, byte for byte: at once, after others have taken and settled, and after a penalty. It gives permits back once.
+func TestB5DuplicateSettle(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)
+		require.NoError(t, l.Reset(background))
+		other := b.limiter(t, b.direct, slow, size, 5*time.Second)
+		take := func(l *tokenbucket.RateLimiter, n int) *tokenbucket.Reservation {
+			r, err := l.Reserve(background, n)
+			require.NoError(t, err)
+			return r
+		}
+		mine := take(l, 20) // due, so its settlement is sent
+		var others []*tokenbucket.Reservation
+		for range 6 {
+			others = append(others, take(other, 10))
+		}
+		take(other, size) // so there is room for what would come back too often
+		gone := size + 80
+		var sent recorder
+		b.proxy.Match(b.takes(), sent.record)
+		require.NoError(t, mine.Settle(background, 5))
+		b.proxy.Match("", nil)
+		is := func(when string) {
+			t.Helper()
+			sent.replay(t, b, 3)
+			require.InDelta(t, gone, taken(state(t, b.direct, slow, size), size), 1, when)
+		}
+		gone -= 15
+		is("at once")
+		for _, r := range others {
+			require.NoError(t, r.Settle(background, 4))
+			gone -= 6
+		}
+		is("after others")
+		require.NoError(t, other.Penalize(background, time.Second))
+		gone = taken(state(t, b.direct, slow, size), size)
+		is("after a penalty")
+	})
+}
+
 // Every request of a take arrives twice in a row, while its caller waits. Takes have no number of their own, so a script takes the permits
 // twice, at most; under a lock the second finds the state changed. The caller gets the result of one take, and the next one finds the
 // remaining permits.

@@ -31,6 +31,7 @@ end
 local function make_bucket()
   local MAX, SHORTFALL, NOISE, STANDSTILL, MAX_RETURNED = 9007199254740992, 1e-9, 1e-3, 2000000, 32
   local KEPT, RENEWED_KEPT = 90000000, 60000 -- milliseconds, see PermitBucket.ttlMillis
+  local MAX_SETTLED, SETTLEMENT = 8, MAX / 4 -- see PermitBucket.enlistSettled
   local MIN_RATE, MAX_INTERVAL, MAX_NONCE, LINEAGE = 1e-9, 1e15, 1099511627776, 67108864
   local floor, ceil, min, max_ = math.floor, math.ceil, math.min, math.max
   -- %d is twice as fast, but has only 32 bits on systems with a 32-bit long.
@@ -59,15 +60,19 @@ local function make_bucket()
 
   local mine, c, now, initial, transient, epoch_name, nonce
   local stored, next_, carry, seen, epoch, seq, tail, back, returned, held, paused
+  local settled -- this batch has given permits back before
 
   local function begin_epoch()
     epoch, tail, back, returned = epoch_name, 0, 0, ''
   end
 
   local function succeed() -- see PermitBucket.succeed
-    local name = epoch - (epoch - 1) % LINEAGE + (epoch_name - 1) % LINEAGE
+    local name, kept = epoch - (epoch - 1) % LINEAGE + (epoch_name - 1) % LINEAGE, {}
+    for id in returned:gmatch('%d+') do
+      if tofloat(id) >= SETTLEMENT then kept[#kept + 1] = id end
+    end
     begin_epoch()
-    epoch = name
+    epoch, returned = name, table.concat(kept, ',')
   end
 
   local function begin(with)
@@ -187,23 +192,49 @@ local function make_bucket()
       end
     end
 
+    local function enlist(id) -- adds a number to the list; a full one drops the oldest place
+      local ids, oldest = {}, 1
+      for text in returned:gmatch('%d+') do
+        ids[#ids + 1] = text
+        if tofloat(text) < tofloat(ids[oldest]) then oldest = #ids end
+      end
+      if #ids == MAX_RETURNED then table.remove(ids, oldest) end
+      ids[#ids + 1] = fmt('%.0f', id)
+      returned = table.concat(ids, ',')
+    end
+
+    local function listed(id) return (',' .. returned .. ','):find(fmt(',%.0f,', id), 1, true) end
+
+    local function enlist_settled(id) -- see PermitBucket.enlistSettled
+      if listed(id) then return end
+      local ids, first, count = {}, nil, 0
+      for text in returned:gmatch('%d+') do
+        ids[#ids + 1] = text
+        if tofloat(text) >= SETTLEMENT then first, count = first or #ids, count + 1 end
+      end
+      if count == MAX_SETTLED then
+        table.remove(ids, first)
+        returned = table.concat(ids, ',')
+      end
+      enlist(id)
+    end
+
+    function rare_.was_settled() return listed(SETTLEMENT + nonce) end
+
     function rare_.give_back(g)
       local g_epoch, g_tag, g_tail, g_version, id, to_stored, to_next, to_carry, g_end, spent, level = unpack(g)
       if g_epoch ~= epoch then return false end
-      local ids, oldest = {}, 1
-      for text in returned:gmatch('%d+') do
-        ids[#ids + 1] = tofloat(text)
-        if spent > 0 and ids[#ids] == id then return false end
-        if ids[#ids] < ids[oldest] then oldest = #ids end
+      if spent > 0 and returned ~= '' then
+        local count, oldest = 0, MAX
+        for text in returned:gmatch('%d+') do
+          if tofloat(text) == id then return false end
+          count, oldest = count + 1, min(oldest, tofloat(text))
+        end
+        if count == MAX_RETURNED and id < oldest then return false end
       end
-      if spent > 0 and #ids == MAX_RETURNED and id < ids[oldest] then return false end
       local function list()
         seq = seq + 1
-        if not (spent > 0) then return end
-        if #ids == MAX_RETURNED then table.remove(ids, oldest) end
-        ids[#ids + 1] = id
-        for i = 1, #ids do ids[i] = fmt('%.0f', ids[i]) end
-        returned = table.concat(ids, ',')
+        if spent > 0 then enlist(id) end
       end
       local same_config = g_version == c.version
       if g_tag == tail and g_tag ~= 0 then
@@ -264,7 +295,8 @@ local function make_bucket()
     end
 
     function rare_.give_unused(n, of_epoch, of_id) -- see PermitBucket.settle
-      if floor((of_epoch - 1) / LINEAGE) ~= floor((epoch - 1) / LINEAGE) or of_id > seq then return false end
+      if settled or floor((of_epoch - 1) / LINEAGE) ~= floor((epoch - 1) / LINEAGE) or of_id > seq then return false end
+      enlist_settled(SETTLEMENT + nonce)
       unsold(n)
       seq = seq + 1
       tail, back = nonce + seq, back + n
@@ -367,6 +399,7 @@ local function make_bucket()
       end
     end
     if resync() then begin_epoch() end
+    settled = returned ~= '' and rare().was_settled()
     return nil, changed, requests
   end
 
