@@ -555,7 +555,7 @@ func (s *Schedule[V]) advance(micros int64, permits float64, terms Terms, now in
 }
 
 // Settled records a settlement of this process under terms, which has moved the bucket's balance from p.Before to p.After and replaced its tail.
-// If the last segment was the tail, it still is.
+// If the last segment was the tail, it still is, unless permits were stored because no debt was left.
 func (s *Schedule[V]) Settled(p *permit.Place, terms Terms, now int64) {
 	n := len(s.segments)
 	if n == 0 || !permit.Succeeds(p.Epoch, s.segments[n-1].epoch) {
@@ -563,7 +563,8 @@ func (s *Schedule[V]) Settled(p *permit.Place, terms Terms, now int64) {
 	}
 	s.unprepare()
 	last := s.segments[n-1]
-	tail := last.ending == open && last.tag == p.Prev && last.end == p.Before
+	// What is stored lies between the segment and the next grant, so they must not become one: costs would not be additive.
+	tail := last.ending == open && last.tag == p.Prev && last.end == p.Before && p.After.Stored == p.Before.Stored
 	micros := p.Before.Next - p.After.Next
 	if !s.advance(micros, float64(micros)/spacing(terms), terms, now) {
 		last.ending = settled
