@@ -150,8 +150,7 @@ func (f *following) withoutLimiter(ctx context.Context, refused error, v verb, p
 // Supersede ends the waits of the limiter's callers, because by is in force in its place; nil if no limiter is. Callers that wait by a limiter of
 // [Following] are decided by the rule in force then, in their order if by has the same bucket and priority. Others get [ErrSuperseded], now and
 // for each later call, unless by has the same bucket and priority: then that decides. The bucket's time that the process has taken for the waiters stays
-// theirs, with as many permits as fit into it by the new configuration, or goes back to the bucket (docs/consistency.md). Reservations that were granted, operations and settlements keep what they have. A later call of such a limiter, which its program
-// still uses by itself, may be granted without waiting.
+// theirs, with as many permits as fit into it by the new configuration, or goes back to the bucket (docs/consistency.md). Reservations that were granted, operations and settlements keep what they have.
 //
 // prepare, if not nil, is called before the waiting callers of l are decided by a limiter of the same bucket and priority: it may reset a bucket of
 // another kind.
@@ -205,7 +204,9 @@ func (l *RateLimiter) made(p Priority) *RateLimiter {
 func (l *RateLimiter) supersede(by *RateLimiter, prepare func()) {
 	forGood := by == nil || l.made(by.priority) != by
 	c := l.limiter.Coordinator
-	if forGood && by != nil && by.limiter.Coordinator == c {
+	succeeds := forGood && by != nil && by.limiter.Coordinator == c
+	goesOn := succeeds && by.own.Kind == l.own.Kind && !l.limiter.Rarer(&by.limiter) // the next reply may show the new rate as that of before
+	if succeeds {
 		c.Supersede(&l.limiter, &by.limiter, prepare)
 	} else {
 		if prepare != nil {
@@ -217,7 +218,6 @@ func (l *RateLimiter) supersede(by *RateLimiter, prepare func()) {
 		s.limiter.limiter.Coordinator.Recall(&s.limiter.limiter, ErrSuperseded, forGood)
 		s.limiter.groups.supersede(forGood, false)
 	}
-	goesOn := forGood && by != nil && by.limiter.Coordinator == c && by.own.Kind == l.own.Kind && !l.limiter.Rarer(&by.limiter)
 	l.groups.supersede(forGood, goesOn)
 }
 

@@ -225,7 +225,7 @@ func (s immediate) Decide(_ context.Context, b *permit.Batch) error { return s.s
 // clock once, and allocates nothing except for a reservation. While there are waiters it grants nothing.
 func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bool) {
 	passage := l.limiter.Coordinator.Passage()
-	if passage == engine.Queue {
+	if passage == engine.Queue || l.limiter.Replaced.Load() {
 		return verdict{}, false
 	}
 	now := l.time.Micros()

@@ -22,8 +22,9 @@ type Limiter struct {
 	MaxWaiters  int
 	Logger      logger.Logger
 
-	successor *Limiter // see Coordinator.Supersede; nil while the limiter is in force. The coordinator's mu guards it
-	recalled  error    // see Coordinator.Recall; nil while the limiter is in force. The coordinator's mu guards it
+	successor *Limiter    // see Coordinator.Supersede; nil while the limiter is in force. The coordinator's mu guards it
+	recalled  error       // see Coordinator.Recall; nil while the limiter is in force. The coordinator's mu guards it
+	Replaced  atomic.Bool // it has a successor, or was recalled for good, so each of its calls needs the coordinator's mu
 
 	// OnTrip is called after each batch whose first request is the limiter's, without a lock. Nil if there is no observer.
 	OnTrip func(Trip)

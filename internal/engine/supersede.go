@@ -39,6 +39,7 @@ func (c *Coordinator) change(from, to *Limiter) (waiters []*Call) {
 		return nil
 	}
 	from.successor = to
+	from.Replaced.Store(true)
 	c.dropLeases(from)
 	now := c.Now()
 	c.queue.release(now)
@@ -107,6 +108,7 @@ func (c *Coordinator) Recall(from *Limiter, err error, forGood bool) {
 	defer c.mu.Unlock()
 	if forGood && from.successor == nil {
 		from.recalled = err
+		from.Replaced.Store(true)
 		c.dropLeases(from)
 	}
 	now := c.Now()
@@ -143,6 +145,7 @@ func (c *Coordinator) Reinstate(l *Limiter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.successor, l.recalled = nil, nil
+	l.Replaced.Store(false)
 }
 
 // dropLeases ends the leases of a limiter, which takes no more of them. mu must be held.
