@@ -138,11 +138,11 @@ func TestNamelessItemKeepsItsLimit(t *testing.T) {
 	source := &fake{}
 	var log logged
 	item := atOnce(registry.Limit{Name: "/a", Row: "limits.yaml", Rate: 2, Version: 1})
-	source.table = registry.Table{Limits: []registry.Limit{item}, ByName: true}
+	source.table = registry.Table{Limits: []registry.Limit{item}, Lines: []int{2}}
 	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour), log.option())
 	for _, bad := range []registry.RowError{{}, {Name: "/a*b"}} {
 		bad.Row, bad.Field = "limits.yaml:2", "name"
-		source.table = registry.Table{Rejected: []registry.RowError{bad}, ByName: true}
+		source.table = registry.Table{Rejected: []registry.RowError{bad}, Lines: []int{}}
 		for range 5 {
 			require.NoError(t, r.Reload(ctx))
 		}
@@ -160,7 +160,7 @@ func TestNewerOfTwoRowsTurnsBad(t *testing.T) {
 	for what, older := range map[string]registry.Limit{"faster": older, "off": off} {
 		t.Run(what, func(t *testing.T) {
 			source := &fake{}
-			source.table = registry.Table{Limits: []registry.Limit{newer}, Rejected: []registry.RowError{{Row: "1", Name: "/a", InForce: "2"}}}
+			source.set(older, newer)
 			r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
 			require.Equal(t, "row 2 is in force for the name", r.Stats().Rejected[0].Consequence)
 			for _, name := range []string{"/a", ""} {

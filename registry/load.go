@@ -68,10 +68,21 @@ func (r *Registry) logSlow() {
 }
 
 // content is a row for package rows. Its Limit is not changed.
-type content struct{ *Limit }
+type content struct {
+	*Limit
+	line int // in a file, when the content was new; else 0
+}
 
 func (c content) Same(o content) bool { return c.Row == o.Row && c.same(o.Limit) }
 func (c content) Off() bool           { return c.Disabled }
+
+// place identifies the row in messages.
+func (c content) place() string {
+	if c.line != 0 {
+		return fmt.Sprint(c.Row, ":", c.line)
+	}
+	return c.Row
+}
 
 // SameBucket ignores the fields that no store keeps, so that a change of them needs no new version.
 func (c content) SameBucket(o content) bool {
@@ -89,11 +100,11 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	given := rows.Table[content]{Rows: r.valid(table, load), Differs: r.differing(before)}
 	for i := range load.Rejected {
 		bad := &load.Rejected[i]
-		b := rows.Bad{ID: bad.Row, Name: bad.Name, Twin: bad.InForce != "", Shadow: bad.Shadow}
+		b := rows.Bad{ID: bad.Row, Name: bad.Name, Shadow: bad.Shadow}
 		if strings.Contains(strings.TrimSuffix(b.Name, "*"), "*") {
 			b.Name = "" // it matches no call
 		}
-		if table.ByName {
+		if table.Lines != nil {
 			if b.ID = ""; !(nameValue{}).valid(&Limit{Name: b.Name}) {
 				b.Name = ""
 			}
@@ -108,6 +119,11 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	for name, rule := range step.Rules {
 		next[name] = r.enact(before.rows[name], rule)
 		load.count(rule)
+	}
+	for _, twin := range step.Twins {
+		c, first := given.Rows[twin.Row].Content, given.Rows[twin.Before].Content
+		load.Rejected = append(load.Rejected, RowError{Row: c.place(), Name: c.Name, Field: "name", Value: fmt.Sprintf("%.80q", c.Name), Shadow: c.Shadow,
+			Want: fmt.Sprintf("one row for each name: row %s is newer, has a larger key, or comes first", first.place())})
 	}
 	for i := range step.Verdicts {
 		r.explain(&load.Rejected[i], &step.Verdicts[i])
@@ -133,33 +149,28 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 
 // valid returns the valid rows of a table, and adds the others to load.Rejected.
 func (r *Registry) valid(table Table, load *Load) []rows.Row[content] {
-	valid, named := make([]rows.Row[content], 0, len(table.Limits)), make(map[string]*Limit, len(table.Limits))
+	valid := make([]rows.Row[content], 0, len(table.Limits))
 	for i := range table.Limits {
 		c := &table.Limits[i]
-		if first := named[c.Name]; first != nil {
-			load.Rejected = append(load.Rejected, RowError{Row: c.Row, Name: c.Name, Field: "name", Value: fmt.Sprintf("%q", c.Name), Want: "a name of its own", InForce: first.Row})
-			continue
+		row := rows.Row[content]{Name: c.Name, ID: c.Row, Version: c.Version, Content: content{Limit: c}}
+		if table.Lines != nil {
+			row.ID, row.Content.line = "", table.Lines[i]
 		}
-		row := rows.Row[content]{Name: c.Name, ID: c.Row, Version: c.Version, Content: content{c}}
 		if rule := r.machine.Rule(c.Name); rule.Valid() && rule.Content.Same(row.Content) {
-			row.Content = rule.Content
+			row.Content.Limit = rule.Content.Limit
 		} else if err := r.try(c, c.Version); err != nil {
 			err.Shadow = c.Shadow
 			load.Rejected = append(load.Rejected, *err)
 			continue
 		} else {
 			own := c.clone()
-			row.Content = content{&own}
-		}
-		if table.ByName {
-			row.ID = ""
+			row.Content.Limit = &own
 		}
 		if slot := r.slots[c.Name]; slot != nil {
 			if version, ok := slot.Version(); ok {
 				r.machine.Recall(c.Name, version)
 			}
 		}
-		named[c.Name] = c
 		valid = append(valid, row)
 	}
 	return valid

@@ -18,13 +18,14 @@ type Source interface {
 
 // Table is the result of Source.Load.
 type Table struct {
-	// Limits, one for each name.
+	// Limits of all rows. Of several with one name, the one with the latest Version is in force; if these are equal, the one with the larger Row, as a number
+	// if both are numbers. In a file, the first one is. The others are rejected.
 	Limits []Limit
 	// Rejected has the rows that the source could not read: see WithBadRows.
 	Rejected []RowError
-	// ByName reports that only its name identifies a row from one load to the next, as in a file, and that Row is for messages. Otherwise Row does, so
-	// that a row whose name cannot be read any more keeps its last valid limit. By name that holds for all limits whose rows are gone meanwhile.
-	ByName bool
+	// Lines of the limits in a file, for messages; nil if the source is none. Only its name identifies a row of a file from one load to the next. Otherwise
+	// Row does, so that a row whose name cannot be read any more keeps its last valid limit. In a file that holds for all limits whose rows are gone meanwhile.
+	Lines []int
 }
 
 // Limit is the configuration of one bucket: a row of the table.
@@ -100,8 +101,6 @@ type RowError struct {
 	Want string
 	// Err is the error of the limiter's constructor, if that rejected the row. Field, Value and Want are empty then.
 	Err error
-	// InForce is the Row in force for the name, if the row was rejected only because of that one.
-	InForce string
 	// Shadow reports whether the row is in shadow (Limit.Shadow), if that could be read.
 	Shadow bool
 	// Consequence is the outcome for calls of the name, in words. The Registry sets it.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -272,16 +273,20 @@ func TestDuplicateNames(t *testing.T) {
 		} {
 			b.insert(t, db, "loose", "id, name, rate, status, at", r.id, r.name, r.rate, "1", r.at)
 		}
-		table := load(t, b, db, sqlsource.WithTable("loose"), sqlsource.WithColumns(looseColumns))
+		source, err := sqlsource.New(db, b.dialect, sqlsource.WithTable("loose"), sqlsource.WithColumns(looseColumns))
+		require.NoError(t, err)
+		limits, err := registry.New(source, tokenbucket.NewMemoryStore())
+		require.NoError(t, err)
+		defer limits.Close()
 		var rows, bad []string
-		for _, l := range table.Limits {
+		for _, l := range limits.Limits() {
 			rows = append(rows, l.Name+" "+l.Row)
 		}
-		for _, e := range table.Rejected {
+		for _, e := range limits.Stats().Rejected {
 			bad = append(bad, e.Row+" "+e.Field)
 		}
-		require.Equal(t, []string{"newest first 1", "newest last 5", "tie 10", "newest is bad 11", "case 13", "Case 14"}, rows)
-		require.Equal(t, []string{"2 name", "3 name", "4 name", "9 name", "12 rate"}, bad)
+		require.Equal(t, []string{"Case 14", "case 13", "newest first 1", "newest is bad 11", "newest last 5", "tie 10"}, rows)
+		require.ElementsMatch(t, []string{"2 name", "3 name", "4 name", "9 name", "12 rate"}, bad)
 	})
 }
 

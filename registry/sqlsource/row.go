@@ -4,15 +4,13 @@ import (
 	"cmp"
 	"database/sql"
 	"encoding/hex"
-	"fmt"
-	"math/big"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 // maxTime is the latest time of a modification, in microseconds since 1970.
@@ -183,50 +181,6 @@ func rowName(id []byte) string {
 	return registry.ShortValue(id)
 }
 
-// table collects limits, one for each name.
-type table struct {
-	registry.Table
-	places map[string]int // in Limits, by name
-}
-
-func (t *table) add(l registry.Limit, nameColumn string) {
-	if t.places == nil {
-		t.places = make(map[string]int)
-	}
-	i, twice := t.places[l.Name]
-	if !twice {
-		t.places[l.Name] = len(t.Limits)
-		t.Limits = append(t.Limits, l)
-		return
-	}
-	stays, goes := t.Limits[i], l
-	if Newer(&goes, &stays) {
-		stays, goes = goes, stays
-	}
-	t.Limits[i] = stays
-	t.Rejected = append(t.Rejected, registry.RowError{Row: goes.Row, Name: goes.Name, Field: nameColumn, Value: registry.ShortValue([]byte(goes.Name)),
-		Want: fmt.Sprintf("one row for each name: row %s is newer, or has a larger key", stays.Row), InForce: stays.Row})
-}
-
-// Newer reports whether a rather than b is in force if both rows have one name. The order is the same in every process.
-func Newer(a, b *registry.Limit) bool {
-	if a.Version != b.Version {
-		return a.Version > b.Version
-	}
-	return compareKeys(a.Row, b.Row) > 0
-}
-
-// compareKeys compares two keys as whole numbers if both are, and otherwise as texts. Texts come after all numbers.
-func compareKeys(a, b string) int {
-	x, aNumber := new(big.Int).SetString(a, 10)
-	y, bNumber := new(big.Int).SetString(b, 10)
-	switch {
-	case aNumber && bNumber && x.Cmp(y) != 0:
-		return x.Cmp(y)
-	case aNumber == bNumber:
-		return strings.Compare(a, b)
-	case aNumber:
-		return -1
-	}
-	return 1
-}
+// Newer reports whether a rather than b is in force if both rows have one name: the one with the later Version, or the larger key if these are equal. Keys
+// are compared as numbers if both are. The order is the same in every process.
+func Newer(a, b *registry.Limit) bool { return rows.Newer(a.Version, a.Row, b.Version, b.Row) }

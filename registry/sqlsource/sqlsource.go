@@ -392,8 +392,7 @@ func (o *options) selected(missing ...string) []string {
 // table. An empty table is no error. A missing table, an incomplete result, and a column that the user may not read (a *RightError) are.
 // Load returns when ctx ends, even if the driver ignores ctx; the next query then begins when the driver has returned.
 //
-// Of several valid rows with one name, the one with the latest time of modification is in force; if times are equal, the one with the larger
-// primary key. The others are rejected. In a row that is disabled only name and time must be valid.
+// Of several valid rows with one name, a Registry puts one in force ([Newer]). In a row that is disabled only name and time must be valid.
 func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	select {
 	case s.turn <- struct{}{}:
@@ -426,10 +425,9 @@ func (s *Source) load(ctx context.Context) (registry.Table, error) {
 		return registry.Table{}, s.failed(ctx, s.unreadable(ctx, s.db, err))
 	}
 	defer func() { _ = rows.Close() }()
-	var t table
+	var t registry.Table
 	r := newRaw(s.parser.places)
 	there := func(column string) bool { return !slices.Contains(missing, column) }
-	name := s.parser.column(&fields[0], 0, there)
 	cells := r.cells()
 	for rows.Next() {
 		if err := rows.Scan(cells...); err != nil {
@@ -440,12 +438,12 @@ func (s *Source) load(ctx context.Context) (registry.Table, error) {
 			t.Rejected = append(t.Rejected, *bad)
 			continue
 		}
-		t.add(limit, name)
+		t.Limits = append(t.Limits, limit)
 	}
 	if err := rows.Err(); err != nil {
 		return registry.Table{}, s.failed(ctx, err)
 	}
-	return t.Table, nil
+	return t, nil
 }
 
 // failed wraps an error with the table and its columns. If ctx has ended, it also wraps ctx's error, since drivers return errors of their own.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/rand/v2"
 	"os"
 	"reflect"
 	"regexp"
@@ -289,46 +288,6 @@ func TestAnyRow(t *testing.T) {
 	})
 	require.Greater(t, loaded, rejected/10)
 	require.Greater(t, rejected, loaded/10)
-}
-
-// TestDuplicatesInAnyOrder: which row of a name stays, and which are rejected, does not depend on the order of the rows.
-func TestDuplicatesInAnyOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		limits := make([]registry.Limit, rapid.IntRange(1, 20).Draw(t, "rows"))
-		keys := rapid.Permutation([]string{"1", "2", "9", "10", "11", "100", "-1", "01", "a", "b", "B", "1a", "", "99999999999999999999", "100000000000000000000", "é", "0", "00", "7", "8"}).Draw(t, "keys")
-		for i := range limits {
-			limits[i] = registry.Limit{Name: rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name"), Row: keys[i], Version: rapid.Int64Range(0, 2).Draw(t, "version")}
-		}
-		outcome := func() (stay, gone []string) {
-			var c table
-			for _, l := range limits {
-				c.add(l, "name")
-			}
-			for _, l := range c.Limits {
-				stay = append(stay, l.Name+"/"+l.Row)
-			}
-			for _, e := range c.Rejected {
-				gone = append(gone, e.Name+"/"+e.Row)
-			}
-			slices.Sort(stay)
-			slices.Sort(gone)
-			return stay, gone
-		}
-		stay, gone := outcome()
-		if len(stay)+len(gone) != len(limits) {
-			t.Fatal("a row is missing")
-		}
-		seed := rapid.Uint64().Draw(t, "seed")
-		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(limits), func(i, j int) { limits[i], limits[j] = limits[j], limits[i] })
-		stay2, gone2 := outcome()
-		if !slices.Equal(stay, stay2) || !slices.Equal(gone, gone2) {
-			t.Fatalf("%v %v, then %v %v", stay, gone, stay2, gone2)
-		}
-	})
-	require.True(t, Newer(&registry.Limit{Version: 2, Row: "1"}, &registry.Limit{Version: 1, Row: "2"}))
-	require.Positive(t, compareKeys("10", "9"))
-	require.Positive(t, compareKeys("100000000000000000000", "99999999999999999999"))
-	require.Positive(t, compareKeys("9a", "10"))
 }
 
 func BenchmarkRow(b *testing.B) {

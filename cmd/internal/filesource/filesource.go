@@ -64,8 +64,7 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	if err != nil {
 		return registry.Table{}, fmt.Errorf("filesource: %s: %w", s.Path, err)
 	}
-	t, version := registry.Table{ByName: true}, s.versionOf(modified)
-	lines := map[string]int{} // of names
+	t, version := registry.Table{Lines: []int{}}, s.versionOf(modified)
 	for _, n := range items {
 		if err := ctx.Err(); err != nil {
 			return registry.Table{}, fmt.Errorf("filesource: %s: %w", s.Path, err)
@@ -73,17 +72,11 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 		p := parser{file: filepath.Base(s.Path), line: n.Line}
 		// The line is no part of Row: limits do not change because a line was added above them.
 		p.limit = registry.Limit{Row: p.file, Version: version, MaxWait: registry.DefaultMaxWait, Quota: s.Quota, Jitter: s.Jitter}
-		bad := p.read(n)
-		if first, twice := lines[p.limit.Name]; bad == nil && twice {
-			bad = p.reject("name", p.nodes["name"], fmt.Sprintf("a name of its own: line %d has it, and stays in force", first))
-			bad.InForce = fmt.Sprint(p.file, ":", first)
-		}
-		if bad != nil {
+		if bad := p.read(n); bad != nil {
 			t.Rejected = append(t.Rejected, *bad)
 			continue
 		}
-		lines[p.limit.Name] = n.Line
-		t.Limits = append(t.Limits, p.limit)
+		t.Limits, t.Lines = append(t.Limits, p.limit), append(t.Lines, n.Line)
 	}
 	return t, nil
 }

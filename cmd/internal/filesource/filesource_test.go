@@ -81,7 +81,7 @@ func TestBadDocuments(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 	table, err := write(t, "limits: []").Load(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, registry.Table{ByName: true}, table)
+	require.Equal(t, registry.Table{Lines: []int{}}, table)
 }
 
 // The line of a document that is no YAML is the one that must be repaired, however many are before and after.
@@ -194,7 +194,6 @@ func TestBadItems(t *testing.T) {
 		"{name: /b, rate: 5, disabled: 1}":                   `disabled "1": want true or false`,
 		"{name: /b, rat: 5}":                                 `bucket "/b": key "rat": want one of name, disabled, shadow, rate, max_wait, burst`,
 		"{name: /b, rate: 5, rate: 6}":                       `bucket "/b": key "rate": want each key once`,
-		"{name: /a, rate: 6}":                                `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,
 		"{rate: 5}":                                          `bucket "": name missing: want a name`,
 		`{name: "", rate: 5}`:                                `name "": want a name`,
 		"{name: " + strings.Repeat("x", 513) + ", rate: 5}":  "want a name, 1 to 512 bytes",
@@ -411,5 +410,28 @@ func TestNameTurnsBad(t *testing.T) {
 			require.False(t, others != "" && limits.Has("/a"), "the item is gone")
 			limits.Close()
 		}
+	}
+}
+
+// Of two items with one name the first counts. If it turns bad, its last valid limit stays in force, whatever the other allows.
+func TestTwoItemsOfOneName(t *testing.T) {
+	s := write(t, "limits:\n  - {name: /a, rate: 2}\n  - {name: /a, rate: 1000}\n")
+	limits, err := registry.New(s, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	defer limits.Close()
+	for _, first := range []string{"{name: /a, rate: 2}", "{name: /a, rate: x}", "{name: /a, rate: 3}"} {
+		require.NoError(t, os.WriteFile(s.Path, []byte("limits:\n  - "+first+"\n  - {name: /a, rate: 1000}\n"), 0o600))
+		require.NoError(t, limits.Reload(t.Context()))
+		all, rejected := limits.Limits(), limits.Stats().Rejected
+		require.Len(t, all, 1)
+		require.Len(t, rejected, 1)
+		if strings.Contains(first, "x") {
+			require.Equal(t, 2.0, all[0].Rate)
+			require.Contains(t, rejected[0].Consequence, "its last good limit, 2/s")
+			continue
+		}
+		require.Less(t, all[0].Rate, 5.0)
+		require.EqualError(t, &rejected[0], `registry: row limits.yaml:3: bucket "/a": name "/a": want one row for each name: row limits.yaml:2 is newer, has a larger key, or comes first`)
+		require.Equal(t, "row limits.yaml is in force for the name", rejected[0].Consequence)
 	}
 }

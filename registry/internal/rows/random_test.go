@@ -26,11 +26,12 @@ func limiting(rows map[string]text) map[string]text {
 	return rows
 }
 
-// load is a load of valid rows, and of bad ones by name; "" is one whose name cannot be read.
-func (m *model) load(given map[string]text, bad []string) {
-	next := maps.Clone(given)
+// load is a load of valid rows, of further ones of their names, and of bad ones by name; "" is one whose name cannot be read.
+func (m *model) load(given, twins map[string]text, bad []string) {
+	next := maps.Clone(twins)
+	maps.Copy(next, given) // the first of two rows
 	for name, was := range m.inForce {
-		if _, ok := next[name]; !ok && (slices.Contains(bad, name) || slices.Contains(bad, "")) {
+		if _, ok := next[name]; slices.Contains(bad, name) || !ok && slices.Contains(bad, "") {
 			next[name] = was // the last valid limit of a bad row
 		}
 	}
@@ -77,11 +78,14 @@ func TestRandomHistories(t *testing.T) {
 	for seed := range uint64(10_000) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		m, want, now := New[text](AfterLoads), &model{missing: map[string]text{}}, time.Unix(0, 0)
-		given, story := map[string]text{}, ""
+		given, twins, story := map[string]text{}, map[string]text{}, ""
 		for range 12 {
 			var bad []string
 			if r.IntN(3) > 0 { // else the same table again
 				for _, name := range names[:1+r.IntN(len(names))] {
+					if delete(twins, name); r.IntN(8) == 0 {
+						twins[name] = "9/s"
+					}
 					switch k := r.IntN(10); {
 					case k < 4:
 						given[name] = text(fmt.Sprint(1+r.IntN(2), "/s"))
@@ -98,20 +102,22 @@ func TestRandomHistories(t *testing.T) {
 				}
 			}
 			table := Table[text]{}
-			for name, content := range given {
-				table.Rows = append(table.Rows, Row[text]{Name: name, Content: content})
+			for _, rows := range []map[string]text{given, twins} {
+				for name, content := range rows {
+					table.Rows = append(table.Rows, Row[text]{Name: name, Content: content})
+				}
 			}
 			for _, name := range bad {
 				table.Bad = append(table.Bad, Bad{Name: name})
 			}
 			now = now.Add(time.Second)
 			step := m.Load(now, &table)
-			want.load(given, bad)
+			want.load(given, twins, bad)
 			got := map[string]text{}
 			for name, rule := range step.Rules {
 				got[name] = rule.Content
 			}
-			story += fmt.Sprint(given, " bad ", bad, " → ", got, "\n")
+			story += fmt.Sprint(given, " twins ", twins, " bad ", bad, " → ", got, "\n")
 			require.Equal(t, want.inForce, got, "%d:\n%s", seed, story)
 			require.Equal(t, want.base != nil, !m.Loss().Since.IsZero(), "%d:\n%s", seed, story)
 			if r.IntN(6) == 0 && !m.Loss().Held {
@@ -120,6 +126,35 @@ func TestRandomHistories(t *testing.T) {
 				story += "confirmed\n"
 			}
 		}
+	}
+}
+
+// Which row of a name counts does not depend on the order of the rows.
+func TestTwinsInAnyOrder(t *testing.T) {
+	keys := []string{"1", "2", "9", "10", "11", "100", "-1", "01", "a", "b", "B", "1a", "99999999999999999999", "100000000000000000000", "é", "0", "00"}
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		table := Table[text]{}
+		for _, i := range r.Perm(len(keys))[:1+r.IntN(len(keys))] {
+			table.Rows = append(table.Rows, Row[text]{[]string{"x", "y", "z"}[r.IntN(3)], keys[i], r.Int64N(3), text(keys[i])})
+		}
+		inForce := func() map[string]text {
+			all := map[string]text{}
+			step := New[text](AfterLoads).Load(time.Unix(0, 0), &table)
+			for name, rule := range step.Rules {
+				all[name] = rule.Content
+			}
+			require.Len(t, table.Rows, len(all)+len(step.Twins))
+			return all
+		}
+		before := inForce()
+		r.Shuffle(len(table.Rows), func(i, j int) { table.Rows[i], table.Rows[j] = table.Rows[j], table.Rows[i] })
+		require.Equal(t, before, inForce())
+	}
+	require.True(t, Newer(2, "1", 1, "2"))
+	for _, k := range [][2]string{{"10", "9"}, {"100000000000000000000", "99999999999999999999"}, {"9a", "10"}} {
+		require.True(t, Newer(1, k[0], 1, k[1]))
+		require.False(t, Newer(1, k[1], 1, k[0]))
 	}
 }
 

@@ -3,9 +3,10 @@
 //
 // The rules:
 //
-//  1. The row that the last load gives for a name is in force, with the exceptions below. A load that fails changes nothing.
-//  2. A row that turns bad keeps its last valid limit, also beside an older row of its name, and also if its name turns bad. A row that never was valid
-//     limits as its caller decides (NeverValid).
+//  1. The row that the last load gives for a name is in force, with the exceptions below. Of several, it is the newest (Newer), and the first of those that
+//     have neither times nor keys. A load that fails changes nothing.
+//  2. A row that turns bad keeps its last valid limit, also beside an older row of its name, and also if its name turns bad. Rows without a key are those of
+//     their name, so a bad one of several keeps the last valid limit, too. A row that never was valid limits as its caller decides (NeverValid).
 //  3. If more than half of the limits that were confirmed are gone or off, they stay in force until three loads in a row agree which. Confirmed are
 //     the limits of the first load, those that came since, and what a person confirms. A limit that is gone for a day without a loss is forgotten. A
 //     single row that is turned off is off at once: a person means that row.
@@ -16,6 +17,7 @@
 package rows
 
 import (
+	"math/big"
 	"slices"
 	"strings"
 	"time"
@@ -45,15 +47,13 @@ type Row[C Content[C]] struct {
 type Bad struct {
 	// ID as in Row, and the Name; empty if it cannot be read, or matches no call.
 	ID, Name string
-	// Twin reports whether the row was rejected only because the load gives another row for its name.
-	Twin bool
 	// Shadow reports whether the row refuses no call.
 	Shadow bool
 }
 
 // Table is a load that has succeeded.
 type Table[C Content[C]] struct {
-	Rows []Row[C] // of different names
+	Rows []Row[C]
 	Bad  []Bad
 	// Differs has the version in force in the bucket of each row of the load before whose bucket has another content than the row.
 	Differs map[string]int64
@@ -153,11 +153,15 @@ type Verdict[C Content[C]] struct {
 	Rule *Rule[C]
 }
 
+// Twin is a valid row that does not count, because another of its name comes before it. Both are indices of Table.Rows.
+type Twin struct{ Row, Before int }
+
 // Step is the outcome of a load.
 type Step[C Content[C]] struct {
 	Rules    map[string]*Rule[C]
 	Events   []Event[C]
-	Verdicts []Verdict[C] // of Table.Bad
+	Verdicts []Verdict[C] // of Table.Bad, and then of Twins
+	Twins    []Twin
 	Loss     LossEvent
 	Held     int // limits that are in force since too many are gone
 }
@@ -188,6 +192,9 @@ func (m *Machine[C]) Load(now time.Time, t *Table[C]) Step[C] {
 	s := Step[C]{Rules: make(map[string]*Rule[C], len(t.Rows)), Verdicts: make([]Verdict[C], len(t.Bad))}
 	m.rows(now, t, &s)
 	m.bad(now, t, &s)
+	for _, twin := range s.Twins {
+		s.Verdicts = append(s.Verdicts, Verdict[C]{Other, s.Rules[t.Rows[twin.Row].Name]})
+	}
 	m.lose(now, &s)
 	m.report(&s)
 	m.rules = s.Rules
@@ -196,23 +203,69 @@ func (m *Machine[C]) Load(now time.Time, t *Table[C]) Step[C] {
 
 // rows decides about the rows that a load gives.
 func (m *Machine[C]) rows(now time.Time, t *Table[C], s *Step[C]) {
-	turnedBad := map[string]*Bad{} // by ID
+	turnedBad := map[identity]*Bad{}
 	for i := range t.Bad {
-		if b := &t.Bad[i]; b.ID != "" && !b.Twin {
-			turnedBad[b.ID] = b
+		turnedBad[identify(t.Bad[i].ID, t.Bad[i].Name)] = &t.Bad[i]
+	}
+	first := make(map[string]int, len(t.Rows))
+	for i := range t.Rows {
+		row := &t.Rows[i]
+		if at, twice := first[row.Name]; !twice || Newer(row.Version, row.ID, t.Rows[at].Version, t.Rows[at].ID) {
+			first[row.Name] = i
 		}
 	}
 	for i := range t.Rows {
 		row := &t.Rows[i]
-		was := m.rules[row.Name]
-		if was.Valid() && was.ID != row.ID {
-			if b := turnedBad[was.ID]; b != nil && (b.Name == "" || b.Name == row.Name) {
-				s.Rules[row.Name] = was.in(RowBad) // the row is the older one of two
-				continue
-			}
+		if at := first[row.Name]; at != i {
+			s.Twins = append(s.Twins, Twin{i, at})
+			continue
 		}
-		s.Rules[row.Name] = m.follow(now, was, row, t.Differs)
+		if was := m.rules[row.Name]; !was.Valid() {
+			s.Rules[row.Name] = m.follow(now, was, row, t.Differs)
+		} else if b := turnedBad[identify(was.ID, was.Name)]; b != nil && (b.Name == "" || b.Name == row.Name) && !was.is(row) {
+			s.Rules[row.Name] = was.in(RowBad) // the row is another one of the name
+		} else {
+			s.Rules[row.Name] = m.follow(now, was, row, t.Differs)
+		}
 	}
+}
+
+// identity is what a row has in all loads: its ID, or its name if it has none.
+type identity struct{ id, name string }
+
+func identify(id, name string) identity {
+	if id != "" {
+		name = ""
+	}
+	return identity{id, name}
+}
+
+// is reports whether the rule is of that row: of its ID, or of its content if it has none.
+func (r *Rule[C]) is(row *Row[C]) bool {
+	return r.ID == row.ID && (r.ID != "" || row.Content.Same(r.Content))
+}
+
+// Newer reports whether a row comes before another of its name, by their versions and IDs. The order is the same in every process.
+func Newer(version int64, id string, other int64, otherID string) bool {
+	if version != other {
+		return version > other
+	}
+	return compareIDs(id, otherID) > 0
+}
+
+// compareIDs compares two IDs as whole numbers if both are, and otherwise as texts. Texts come after all numbers.
+func compareIDs(a, b string) int {
+	x, aNumber := new(big.Int).SetString(a, 10)
+	y, bNumber := new(big.Int).SetString(b, 10)
+	switch {
+	case aNumber && bNumber && x.Cmp(y) != 0:
+		return x.Cmp(y)
+	case aNumber == bNumber:
+		return strings.Compare(a, b)
+	case aNumber:
+		return -1
+	}
+	return 1
 }
 
 // follow returns the rule of a row that a load gives.

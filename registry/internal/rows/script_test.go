@@ -34,10 +34,12 @@ func before(t text) string { b, _, _ := strings.Cut(string(t), "+"); return b }
 //	→ a 5/s, b 7/s (held)                   what is in force then; or the bucket's version: a 5/s @30+1
 //	→ lost 2 of 3: a b, held                the loss; "no loss"
 //	→ events a ended                        what the last load has changed
+//	→ twins a#1                             rows of the last load that do not count, since another of their name does
 type script struct {
 	*Machine[text]
 	now     time.Time
 	differs map[string]int64
+	table   Table[text]
 	last    Step[text]
 }
 
@@ -101,17 +103,13 @@ func (s *script) load(t *testing.T, at, rows string) {
 			table.Bad = append(table.Bad, Bad{ID: id, Name: strings.Trim(name, "?")})
 			continue
 		}
-		if name, twin := strings.CutPrefix(r, "twin:"); twin {
-			table.Bad = append(table.Bad, Bad{ID: id, Name: name, Twin: true})
-			continue
-		}
 		r, version, _ := strings.Cut(r, "@")
 		name, content, ok := strings.Cut(r, "=")
 		require.True(t, ok, at)
 		v, _ := strconv.ParseInt("0"+version, 10, 64)
 		table.Rows = append(table.Rows, Row[text]{name, id, v, text(content)})
 	}
-	s.last = s.Load(s.now, &table)
+	s.table, s.last = table, s.Load(s.now, &table)
 }
 
 func (s *script) expect(t *testing.T, at, want string) {
@@ -125,6 +123,12 @@ func (s *script) expect(t *testing.T, at, want string) {
 		}
 		if l.Held {
 			is += ", held"
+		}
+		require.Equal(t, want, is, at)
+	case strings.HasPrefix(want, "twins"):
+		is := "twins"
+		for _, twin := range s.last.Twins {
+			is += " " + strings.TrimSuffix(s.table.Rows[twin.Row].Name+"#"+s.table.Rows[twin.Row].ID, "#")
 		}
 		require.Equal(t, want, is, at)
 	case strings.HasPrefix(want, "events"):
