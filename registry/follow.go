@@ -11,6 +11,7 @@ import (
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 // RefusedError is the error of a limiter of [Registry.Limiter] while every call of its name is refused without a bucket: the row's rate is 0
@@ -268,26 +269,42 @@ func (r *Registry) limiterOf(e *entry) (*tokenbucket.RateLimiter, error) {
 	return l, nil
 }
 
-// lookAtSwitch is the time between two looks at the switch for the sake of the calls that wait.
-const lookAtSwitch = 50 * time.Millisecond
-
-// passWaiting lets the calls that wait pass when the switch is off, and those of groups know when it is on again, until Close.
-func (r *Registry) passWaiting() {
-	ticker := time.NewTicker(lookAtSwitch)
+// watchSwitch looks at the switch until Close.
+func (r *Registry) watchSwitch() {
+	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
-	for looks := 0; ; looks++ {
+	for {
 		select {
 		case <-ticker.C:
-			switch {
-			case r.sw.Enabled():
-				looks = -1
-				r.off.changed()
-			case looks < 2 || looks%32 == 0: // again and again: a call may have found the switch on, and begun to wait since
-				r.recallAll()
-			}
+			r.lookAtSwitch()
 		case <-r.ctx.Done():
 			return
 		}
+	}
+}
+
+// lookAtSwitch logs if the switch was turned. While it is off, the calls that wait pass; else those of groups are told that it is on.
+func (r *Registry) lookAtSwitch() {
+	position, origin := rows.On, ""
+	if !r.sw.Enabled() {
+		position = rows.Off
+	}
+	if o, ok := r.sw.(interface{ Origin() string }); ok {
+		origin = o.Origin()
+	}
+	r.machine.mu.Lock()
+	turn := r.machine.Look(time.Now(), position, origin)
+	r.machine.mu.Unlock()
+	switch turn {
+	case rows.TurnedOff:
+		r.log.Warn("registry: the switch is off: every call passes", "origin", origin)
+	case rows.TurnedOn:
+		r.log.Warn("registry: the switch is on: calls are limited", "origin", origin)
+	}
+	if position == rows.On {
+		r.off.changed() // at each look: it may have been off in between
+	} else if turn != rows.Unturned {
+		r.recallAll()
 	}
 }
 

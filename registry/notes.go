@@ -158,41 +158,7 @@ func (r *Registry) logOutdated(names []string) {
 	}
 }
 
-// watchSwitch logs when the switch is turned.
-func (r *Registry) watchSwitch() {
-	if r.sw == nil {
-		return
-	}
-	off, origin := !r.sw.Enabled(), ""
-	if o, ok := r.sw.(interface{ Origin() string }); ok {
-		origin = o.Origin()
-	}
-	turned := r.notes.switched(off, origin)
-	switch {
-	case turned && off:
-		r.log.Warn("registry: the switch is off: every call passes", "origin", origin)
-	case turned:
-		r.log.Warn("registry: the switch is on: calls are limited", "origin", origin)
-	}
-}
-
-// switched records the state of the switch, and reports whether it was turned.
-func (n *notes) switched(off bool, origin string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if off {
-		n.stats.Origin = origin
-	}
-	if off == !n.stats.Off.IsZero() {
-		return false
-	}
-	if n.stats.Off = (time.Time{}); off {
-		n.stats.Off = time.Now()
-	}
-	return true
-}
-
-// mind watches the switch, faults and losses every second, and logs lasting problems again, until Close.
+// mind watches faults and losses every second, and logs lasting problems again, until Close.
 func (r *Registry) mind() {
 	const look = time.Second
 	ticker := time.NewTicker(look)
@@ -200,7 +166,6 @@ func (r *Registry) mind() {
 	for logged := time.Now(); ; {
 		select {
 		case now := <-ticker.C:
-			r.watchSwitch()
 			r.logFaults(r.faults.unlogged())
 			r.watchLoss(r.ctx)
 			if now.Sub(logged) >= again {

@@ -86,7 +86,7 @@ type settings struct {
 
 // machine decides which rows are in force.
 type machine struct {
-	mu sync.Mutex // guards losses; only one load at a time changes rules
+	mu sync.Mutex // guards the switch and losses; only one load at a time changes rules
 	*rows.Machine[content]
 }
 
@@ -152,11 +152,11 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 		r.close()
 		return nil, err
 	}
-	r.watchSwitch()
 	r.polling.Go(r.poll)
 	r.polling.Go(r.mind)
 	if r.sw != nil {
-		r.polling.Go(r.passWaiting)
+		r.lookAtSwitch()
+		r.polling.Go(r.watchSwitch)
 	}
 	return r, nil
 }

@@ -76,6 +76,9 @@ func (r *Registry) Stats() Stats {
 	s.Faults, s.Faulty = r.faults.all()
 	s.Outdated, s.Loss = slices.Clone(s.Outdated), r.loss()
 	s.Age = time.Since(s.LastGood)
+	r.machine.mu.Lock()
+	s.Off, s.Origin = r.machine.Off()
+	r.machine.mu.Unlock()
 	for _, e := range r.limits.Load().rows {
 		if e.limiter.Load() != nil {
 			s.Limiters++

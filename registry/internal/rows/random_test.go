@@ -18,6 +18,7 @@ type model struct {
 	inForce, missing, base map[string]text // missing and base: names only; base is nil without a loss
 	lacked                 []string        // the limits that the last load lacked
 	agreed                 int             // loads in a row that lacked the same
+	off                    time.Time       // since when the switch is; no rule asks it
 }
 
 func limiting(rows map[string]text) map[string]text {
@@ -72,6 +73,15 @@ func (m *model) load(given, twins map[string]text, bad []string) {
 // confirm is a person's confirmation. A loss that is held ends with the next load, so it is left out here.
 func (m *model) confirm() { m.base, m.missing, m.lacked = nil, map[string]text{}, nil }
 
+// look is a look at the switch.
+func (m *model) look(now time.Time, s Switch) {
+	if s == On {
+		m.off = time.Time{}
+	} else if m.off.IsZero() {
+		m.off = now
+	}
+}
+
 // Ten thousand random histories of rows leave in force what the model says.
 func TestRandomHistories(t *testing.T) {
 	names := []string{"a", "b", "c", "d", "e"}
@@ -111,6 +121,14 @@ func TestRandomHistories(t *testing.T) {
 				table.Bad = append(table.Bad, Bad{Name: name})
 			}
 			now = now.Add(time.Second)
+			if r.IntN(3) == 0 {
+				s := Switch(r.IntN(2))
+				turn, was := m.Look(now, s, ""), want.off
+				want.look(now, s)
+				since, _ := m.Off()
+				require.Equal(t, want.off, since)
+				require.Equal(t, was != want.off, turn == TurnedOn || turn == TurnedOff)
+			}
 			step := m.Load(now, &table)
 			want.load(given, twins, bad)
 			got := map[string]text{}

@@ -1,5 +1,5 @@
 // Package rows decides which limit is in force for each name of a table. Its Machine is a pure function of what it is given: the loads, the buckets that
-// differ from their rows, the confirmations of a person, and the time of each. It holds no lock and uses no clock, database, network or log.
+// differ from their rows, the confirmations of a person, the position of the switch, and the time of each. It holds no lock and uses no clock, database, network or log.
 //
 // The rules:
 //
@@ -14,6 +14,7 @@
 //     that row, and otherwise once three loads in a row agree.
 //  5. Versions that a process makes up are above the newest version that its table has given for the name, and below the next one that any table can
 //     give. So they never beat a version that a table gave later. See Version.
+//  6. While the switch is off every call passes, also each that waits. Loads, losses and confirmations go on as if it were on.
 package rows
 
 import (
@@ -172,6 +173,7 @@ type Machine[C Content[C]] struct {
 	rules  map[string]*Rule[C]
 	past   past
 	losses losses
+	off    off
 }
 
 // New returns a machine without rules.

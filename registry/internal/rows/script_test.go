@@ -31,14 +31,17 @@ func before(t text) string { b, _, _ := strings.Cut(string(t), "+"); return b }
 //	differs a=30                            the next load finds that version in the bucket of a, with another content; 30+2 is made up
 //	confirm
 //	wait 25h
+//	switch off by ann                       a look at the switch a second after the line before; "switch on"
 //	→ a 5/s, b 7/s (held)                   what is in force then; or the bucket's version: a 5/s @30+1
 //	→ lost 2 of 3: a b, held                the loss; "no loss"
+//	→ switch turned off, off for 0s by ann  the effect of the last look, and since when the switch is off
 //	→ events a ended                        what the last load has changed
 //	→ twins a#1                             rows of the last load that do not count, since another of their name does
 type script struct {
 	*Machine[text]
 	now     time.Time
 	differs map[string]int64
+	turn    Turn
 	table   Table[text]
 	last    Step[text]
 }
@@ -70,6 +73,10 @@ func TestScripts(t *testing.T) {
 				s.differs[name] = parse(t, version)
 			case "confirm":
 				s.Confirm()
+			case "switch":
+				position, origin, _ := strings.Cut(rest, " by ")
+				s.now = s.now.Add(time.Second)
+				s.turn = s.Look(s.now, map[string]Switch{"on": On, "off": Off}[position], origin)
 			case "wait":
 				d, err := time.ParseDuration(rest)
 				require.NoError(t, err, at)
@@ -123,6 +130,12 @@ func (s *script) expect(t *testing.T, at, want string) {
 		}
 		if l.Held {
 			is += ", held"
+		}
+		require.Equal(t, want, is, at)
+	case strings.HasPrefix(want, "switch "):
+		is := "switch " + [...]string{"unturned", "turned on", "turned off", "unturned, waiting calls pass"}[s.turn]
+		if since, origin := s.Off(); !since.IsZero() {
+			is += strings.TrimSuffix(fmt.Sprint(", off for ", s.now.Sub(since), " by ", origin), " by ")
 		}
 		require.Equal(t, want, is, at)
 	case strings.HasPrefix(want, "twins"):
