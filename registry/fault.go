@@ -2,13 +2,12 @@ package registry
 
 import (
 	"context"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
@@ -23,160 +22,91 @@ type Fault struct {
 	Err   error
 	Since time.Time
 	Calls int
-
-	entry *entry    // of the last failed call
-	last  time.Time // when the last call failed
 }
 
-// mostFaults bounds the number of faults that are kept, as a row may have a bucket for each key. Calls of further faults are only counted.
-const mostFaults = 100
-
-// faults are the present faults. Each ends with the next call of its bucket that passes, or if there is no call, once its state can be read
-// (Registry.recheck).
+// faults are the present faults.
 type faults struct {
-	some atomic.Bool // whether kept has any
+	some  atomic.Bool  // whether there are any
+	calls atomic.Int64 // that faults have failed
 
-	mu    sync.Mutex // guards the fields below
-	kept  map[faulty]*Fault
-	fresh []faulty // not logged yet
-	calls int
+	mu sync.Mutex // guards the rest
+	rows.Faults[gate.Decider, failure]
 }
 
-// faulty identifies a fault.
-type faulty struct {
-	bucket string
-	by     gate.Decider
+type fault = rows.Fault[gate.Decider, failure]
+
+// failure is a failed call.
+type failure struct {
+	entry *entry
+	err   error
 }
 
-// isFault reports whether an error means a fault: neither an outage nor a mistake of the caller.
-func isFault(err error) bool {
-	if err == nil {
-		return false
-	}
-	kind := telemetry.KindOf(err)
-	return kind == telemetry.KindCorrupt || kind == telemetry.KindOther
-}
-
-// failed records a call that has failed with err when it asked the limit by.
-func (f *faults) failed(e *entry, by gate.Decider, err error) {
-	if !isFault(err) {
-		return
-	}
+// do calls a function with the faults locked.
+func (f *faults) do(act func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.calls++
-	key := faulty{e.limit.Name, by}
-	known := f.kept[key]
-	if known == nil {
-		if len(f.kept) >= mostFaults {
-			return
-		}
-		if f.kept == nil {
-			f.kept = map[faulty]*Fault{}
-		}
-		known = &Fault{Name: e.row(), Bucket: e.limit.Name, By: by, Since: time.Now()}
-		f.kept[key] = known
-		f.fresh = append(f.fresh, key)
-		f.some.Store(true)
-	}
-	known.Err, known.entry, known.last = err, e, time.Now()
-	known.Calls++
+	act()
+	f.some.Store(!f.None())
 }
 
-// passed ends the faults of a bucket after a call that has passed.
+// failed records a call that has failed with err when it asked the limit by. An outage is no fault, and neither is a mistake of the caller.
+func (f *faults) failed(e *entry, by gate.Decider, err error) {
+	if kind := telemetry.KindOf(err); err != nil && (kind == telemetry.KindCorrupt || kind == telemetry.KindOther) {
+		f.calls.Add(1)
+		f.do(func() { f.Failed(time.Now(), e.row(), e.limit.Name, by, failure{e, err}) })
+	}
+}
+
+// passed records a call that has passed.
 func (f *faults) passed(e *entry) {
 	if f.some.Load() {
-		f.drop(func(fault *Fault) bool { return fault.Bucket == e.limit.Name })
+		f.do(func() { f.Passed(e.limit.Name) })
 	}
 }
 
-// idle returns the faults without a failed call since a time.
-func (f *faults) idle(since time.Time) (all []Fault) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, fault := range f.kept {
-		if fault.last.Before(since) {
-			all = append(all, *fault)
-		}
-	}
-	return all
-}
-
-// recheck ends the faults that have had no call for a while and whose state can be read again, since no call may come that passes.
+// recheck reads the states of the faults that have had no call for a while.
 func (r *Registry) recheck(ctx context.Context) {
-	idle := r.faults.idle(time.Now().Add(-again / 2))
-	if len(idle) == 0 {
-		return
-	}
+	now := time.Now()
+	idle := r.faults.present(func(f *fault) bool { return f.Idle(now) })
 	ctx, cancel := context.WithTimeout(ctx, slowLoad)
 	defer cancel()
-	repaired := make([]bool, len(idle))
 	var asking sync.WaitGroup
 	for i := range idle {
-		asking.Go(func() { repaired[i] = r.readable(ctx, &idle[i]) == nil }) // reads in flight together share round trips
+		asking.Go(func() { // reads in flight together share round trips
+			if is := &idle[i]; r.readable(ctx, is.Of.entry, is.By) == nil {
+				r.faults.do(func() { r.faults.Readable(is) })
+			}
+		})
 	}
 	asking.Wait()
-	for i := range idle {
-		if repaired[i] {
-			r.faults.drop(func(f *Fault) bool {
-				return f.Bucket == idle[i].Bucket && f.By == idle[i].By && f.last.Equal(idle[i].last)
-			})
-		}
-	}
 }
 
-// readable reads the state of what a fault is about, and returns its error.
-func (r *Registry) readable(ctx context.Context, f *Fault) error {
-	if f.By != gate.ByLimit {
-		_, _, err := f.entry.slot.Usage(ctx)
+// readable reads the state of a limit, and returns its error.
+func (r *Registry) readable(ctx context.Context, e *entry, by gate.Decider) error {
+	if by != gate.ByLimit {
+		_, _, err := e.slot.Usage(ctx)
 		return err
 	}
-	l, err := r.limiterOf(f.entry)
+	l, err := r.limiterOf(e)
 	if err == nil {
 		_, err = l.State(ctx)
 	}
 	return err
 }
 
-// drop removes the faults for which ended returns true.
-func (f *faults) drop(ended func(*Fault) bool) {
+// present returns the present faults for which is returns true.
+func (f *faults) present(is func(*fault) bool) []fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for key, fault := range f.kept {
-		if ended(fault) {
-			delete(f.kept, key)
-		}
-	}
-	f.some.Store(len(f.kept) > 0)
+	return f.Present(is)
 }
 
-// all returns the present faults, sorted by bucket, and the number of calls that have failed by faults so far.
-func (f *faults) all() (last []Fault, calls int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, fault := range f.kept {
-		last = append(last, *fault)
+// told returns present faults as Stats has them.
+func (f *faults) told(is func(*fault) bool) (all []Fault) {
+	for _, is := range f.present(is) {
+		all = append(all, Fault{is.Row, is.Bucket, is.By, is.Of.err, is.Since, is.Calls})
 	}
-	slices.SortFunc(last, func(a, b Fault) int {
-		if a.Bucket != b.Bucket {
-			return strings.Compare(a.Bucket, b.Bucket)
-		}
-		return int(a.By) - int(b.By)
-	})
-	return last, f.calls
-}
-
-// unlogged returns the present faults that were not logged yet.
-func (f *faults) unlogged() (fresh []Fault) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, key := range f.fresh {
-		if fault := f.kept[key]; fault != nil {
-			fresh = append(fresh, *fault)
-		}
-	}
-	f.fresh = nil
-	return fresh
+	return all
 }
 
 // row returns the name of the entry's row; empty if it has none.

@@ -137,7 +137,7 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	}
 	r.limits.Store(after)
 	r.forgetSlots(next)
-	r.faults.drop(func(f *Fault) bool { return f.Name != "" && next[f.Name] == nil })
+	r.faults.do(func() { r.faults.Loaded(func(row string) bool { return next[row] != nil }) })
 	slices.Sort(load.Shadow)
 	slices.Sort(load.Outdated)
 	r.countUnmatched(next, load)

@@ -163,10 +163,12 @@ func (r *Registry) mind() {
 	const look = time.Second
 	ticker := time.NewTicker(look)
 	defer ticker.Stop()
+	var looked time.Time
 	for logged := time.Now(); ; {
 		select {
 		case now := <-ticker.C:
-			r.logFaults(r.faults.unlogged())
+			r.logFaults(r.faults.told(func(f *fault) bool { return !f.Since.Before(looked) && f.Since.Before(now) }))
+			looked = now
 			r.watchLoss(r.ctx)
 			if now.Sub(logged) >= again {
 				logged = now

@@ -29,12 +29,16 @@ func before(t text) string { b, _, _ := strings.Cut(string(t), "+"); return b }
 //	policy losses are never accepted
 //	load a=5/s b=7/s@30#2 bad:c#3 bad:?     a row of b with the time 30 and the key 2; rows that are bad, the last without a name
 //	differs a=30                            the next load finds that version in the bucket of a, with another content; 30+2 is made up
+//	fails a rate                            a call of the bucket a, or of the key a:k, fails as a fault does
+//	passes a                                a call of the bucket passes
+//	readable a rate                         its state could be read
 //	confirm
 //	wait 25h
 //	switch off by ann                       a look at the switch a second after the line before; "switch on"
 //	→ a 5/s, b 7/s (held)                   what is in force then; or the bucket's version: a 5/s @30+1
 //	→ lost 2 of 3: a b, held                the loss; "no loss"
 //	→ switch turned off, off for 0s by ann  the effect of the last look, and since when the switch is off
+//	→ faults a rate: 2 calls in 1m0s, idle  what an operator must repair; "no faults"
 //	→ events a ended                        what the last load has changed
 //	→ twins a#1                             rows of the last load that do not count, since another of their name does
 type script struct {
@@ -42,6 +46,7 @@ type script struct {
 	now     time.Time
 	differs map[string]int64
 	turn    Turn
+	faults  Faults[string, string]
 	table   Table[text]
 	last    Step[text]
 }
@@ -77,6 +82,16 @@ func TestScripts(t *testing.T) {
 				position, origin, _ := strings.Cut(rest, " by ")
 				s.now = s.now.Add(time.Second)
 				s.turn = s.Look(s.now, map[string]Switch{"on": On, "off": Off}[position], origin)
+			case "fails":
+				bucket, by, _ := strings.Cut(rest, " ")
+				row, _, _ := strings.Cut(bucket, ":")
+				s.faults.Failed(s.now, row, bucket, by, "")
+			case "passes":
+				s.faults.Passed(rest)
+			case "readable":
+				for _, f := range s.faults.Present(func(f *Fault[string, string]) bool { return f.Bucket+" "+f.By == rest }) {
+					s.faults.Readable(&f)
+				}
 			case "wait":
 				d, err := time.ParseDuration(rest)
 				require.NoError(t, err, at)
@@ -117,10 +132,23 @@ func (s *script) load(t *testing.T, at, rows string) {
 		table.Rows = append(table.Rows, Row[text]{name, id, v, text(content)})
 	}
 	s.table, s.last = table, s.Load(s.now, &table)
+	s.faults.Loaded(func(row string) bool { return s.Rule(row) != nil })
 }
 
 func (s *script) expect(t *testing.T, at, want string) {
 	switch l := s.Loss(); {
+	case want == "no faults":
+		require.True(t, s.faults.None(), at)
+	case strings.HasPrefix(want, "faults "):
+		var is []string
+		for _, f := range s.faults.Present(func(*Fault[string, string]) bool { return true }) {
+			line := fmt.Sprintf("%s %s: %d calls in %v", f.Bucket, f.By, f.Calls, f.Last.Sub(f.Since))
+			if f.Idle(s.now) {
+				line += ", idle"
+			}
+			is = append(is, line)
+		}
+		require.Equal(t, want, "faults "+strings.Join(is, ", "), at)
 	case want == "no loss":
 		require.Zero(t, l, at)
 	case strings.HasPrefix(want, "lost "):
