@@ -293,17 +293,17 @@ func (r *Registry) lookAtSwitch() {
 		origin = o.Origin()
 	}
 	r.machine.mu.Lock()
-	turn := r.machine.Look(time.Now(), position, origin)
+	effect := r.machine.Look(time.Now(), position, origin)
 	r.machine.mu.Unlock()
-	switch turn {
-	case rows.TurnedOff:
+	switch effect {
+	case rows.SwitchOff:
 		r.log.Warn("registry: the switch is off: every call passes", "origin", origin)
-	case rows.TurnedOn:
+	case rows.SwitchOn:
 		r.log.Warn("registry: the switch is on: calls are limited", "origin", origin)
 	}
 	if position == rows.On {
 		r.off.changed() // at each look: it may have been off in between
-	} else if turn != rows.Unturned {
+	} else if effect != rows.Nothing {
 		r.recallAll()
 	}
 }

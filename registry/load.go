@@ -129,8 +129,9 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 		r.explain(&load.Rejected[i], &step.Verdicts[i])
 	}
 	load.Held = step.Held
-	r.logLoss(step.Loss, &loss)
-	r.logEvents(step.Events, load, before.rows == nil)
+	slices.Sort(load.Shadow)
+	slices.Sort(load.Outdated)
+	r.logEvents(step.Events, load, &loss, before.rows == nil)
 	after := &book{next, newWide(next, r.parts)}
 	for name, was := range before.rows {
 		was.over.Store(next[name] != was) // before any call finds the next one, so that no entry of a key takes the place of a later one
@@ -138,8 +139,6 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	r.limits.Store(after)
 	r.forgetSlots(next)
 	r.faults.do(func() { r.faults.Loaded(func(row string) bool { return next[row] != nil }) })
-	slices.Sort(load.Shadow)
-	slices.Sort(load.Outdated)
 	r.countUnmatched(next, load)
 	if before.rows != nil {
 		r.handOver(ctx, before, after)
@@ -285,7 +284,8 @@ func (l *Load) count(rule *rows.Rule[content]) {
 }
 
 // logEvents counts and logs what a load has changed.
-func (r *Registry) logEvents(events []rows.Event[content], load *Load, first bool) {
+func (r *Registry) logEvents(events []rows.Event[content], load *Load, loss *rows.Loss, first bool) {
+	var outdated []string
 	for i := range events {
 		e := &events[i]
 		switch e.Kind {
@@ -305,6 +305,9 @@ func (r *Registry) logEvents(events []rows.Event[content], load *Load, first boo
 			r.log.Warn("registry: the bucket has differed from its row for two loads; the row is put in force again", "bucket", e.Name,
 				"row", e.After.Content.Row, "row says", e.After.Content.String(), "version", e.After.Bucket)
 		case rows.Turned:
+			if e.After.State == rows.Outdated || e.After.State == rows.Overruled {
+				outdated = load.Outdated
+			}
 			if e.After.State == rows.RowBad && e.After.ID == "" { // else the bad row tells it
 				r.log.Warn("registry: the item of a limit is bad, or may be one whose name cannot be read; its last good limit stays in force",
 					"bucket", e.Name, "limit", e.After.Content.String())
@@ -316,8 +319,13 @@ func (r *Registry) logEvents(events []rows.Event[content], load *Load, first boo
 			if load.Removed++; load.Removed <= mostLogged {
 				r.log.Info("registry: a limit is gone", "bucket", e.Name, "row", e.Before.Content.Row)
 			}
+		case rows.SourceBack:
+			r.log.Info("registry: limits are loaded again", "limits", load.Limits)
+		default:
+			r.logLoss(e.Kind, loss)
 		}
 	}
+	r.logOutdated(outdated)
 	if load.Removed > mostLogged {
 		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostLogged)
 	}

@@ -135,7 +135,7 @@ func (r *Registry) loss() Loss {
 }
 
 // logLoss logs the effect of a load on a loss.
-func (r *Registry) logLoss(event rows.LossEvent, l *rows.Loss) {
+func (r *Registry) logLoss(event rows.Kind, l *rows.Loss) {
 	about := []any{"gone", len(l.Names), "of", l.Before}
 	switch {
 	case event == rows.LossHeld && r.lossPolicy == rows.OnceConfirmed && l.Loads == 1:

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/rows"
 )
 
 // notes keeps the figures of loads, and which bad rows were logged.
@@ -13,7 +15,6 @@ type notes struct {
 	began    time.Time // when the last load began
 	before   time.Time // when the load before that began
 	reported map[string]bool
-	failing  bool
 }
 
 // begin starts a load. If another load has begun since asked, the caller shares that one: done is true, and err is its error.
@@ -44,27 +45,24 @@ func (n *notes) age() time.Duration {
 // again is the time between two log lines about a lasting problem.
 const again = time.Minute
 
-// loaded records the figures of a load. It returns the bad rows and the unmatched rows that were not logged yet, and whether other rows are
-// in shadow, or outdated, than before.
-func (n *notes) loaded(load *Load) (failed, recovered, shadows, outdated bool, fresh, unmatched []RowError) {
+// loaded records the figures of a load. It returns those of before, and the bad rows and the unmatched rows that were not logged yet.
+func (n *notes) loaded(load *Load) (before Stats, fresh, unmatched []RowError) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := time.Now()
+	before = n.stats
 	n.stats.Loads++
 	n.stats.LastLoad, n.stats.Err = now, load.Err
-	failed, recovered = load.Err != nil && !n.failing, load.Err == nil && n.failing && !n.stats.LastGood.IsZero()
-	n.failing = load.Err != nil
 	if load.Err != nil {
 		n.stats.Failures++
-		return failed, recovered, false, false, nil, nil
+		return before, nil, nil
 	}
 	n.stats.LastGood = now
-	outdated = len(load.Outdated) > 0 && !slices.Equal(n.stats.Outdated, load.Outdated)
 	n.stats.Limits, n.stats.Bad, n.stats.Held, n.stats.Rejected = load.Limits, load.Bad, load.Held, load.Rejected
 	n.stats.Disabled, n.stats.Outdated, n.stats.Unmatched = load.Disabled, load.Outdated, load.Unmatched
 	seen := map[string]bool{}
-	unreported := func(rows []RowError) (fresh []RowError) {
-		for _, e := range rows {
+	unreported := func(bad []RowError) (fresh []RowError) {
+		for _, e := range bad {
 			text := e.Error() + e.Consequence
 			seen[text] = true
 			if !n.reported[text] {
@@ -75,36 +73,43 @@ func (n *notes) loaded(load *Load) (failed, recovered, shadows, outdated bool, f
 	}
 	fresh, unmatched = unreported(load.Rejected), unreported(load.Unmatched)
 	n.reported = seen
-	shadows = !slices.Equal(n.stats.Shadow, load.Shadow)
 	n.stats.Shadow = load.Shadow
-	return failed, recovered, shadows, outdated, fresh, unmatched
+	return before, fresh, unmatched
 }
 
 // note records and logs a load, each problem once; remind logs it again.
 func (r *Registry) note(load *Load) {
-	failed, recovered, shadows, outdated, fresh, unmatched := r.notes.loaded(load)
-	if failed && r.limits.Load() == nil {
-		r.log.Error("registry: limits cannot be loaded yet", "error", load.Err)
-	} else if failed {
-		r.log.Error("registry: limits could not be loaded, so the earlier limits stay in force", "error", load.Err)
-	}
-	if recovered {
-		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
-	}
-	r.logBad(fresh)
-	if outdated {
-		r.logOutdated(load.Outdated)
-	}
-	r.logUnmatched(unmatched)
-	r.logShadows(load, shadows)
-	if load.Err == nil {
-		if s := r.Stats(); s.Loads-s.Failures == 1 {
+	before, fresh, unmatched := r.notes.loaded(load)
+	if load.Err != nil {
+		r.logFailed(load.Err)
+	} else {
+		r.logBad(fresh)
+		r.logUnmatched(unmatched)
+		if !r.shadow && !slices.Equal(before.Shadow, load.Shadow) {
+			r.logShadows(load.Shadow)
+		}
+		if before.LastGood.IsZero() {
+			s := r.Stats()
 			r.logEmpty(&s)
 			r.logAllShadow(&s)
 		}
 	}
 	if r.hook != nil {
 		r.hooked.add(load)
+	}
+}
+
+// logFailed logs the first of several loads that fail.
+func (r *Registry) logFailed(err error) {
+	r.machine.mu.Lock()
+	effect := r.machine.Fail(time.Now())
+	r.machine.mu.Unlock()
+	switch {
+	case effect == rows.Nothing:
+	case r.limits.Load() == nil:
+		r.log.Error("registry: limits cannot be loaded yet", "error", err)
+	default:
+		r.log.Error("registry: limits could not be loaded, so the earlier limits stay in force", "error", err)
 	}
 }
 

@@ -39,15 +39,13 @@ func (r *Registry) consequence(bad *RowError) string {
 	return r.badRows.describe()
 }
 
-// logShadows logs the rows in shadow if they have changed.
-func (r *Registry) logShadows(load *Load, changed bool) {
-	switch n := len(load.Shadow); {
-	case !changed || r.shadow:
-	case n > 0:
-		r.log.Warn("registry: limits are in shadow: they count calls and refuse none", "limits", n, "buckets", first(load.Shadow))
-	default:
+// logShadows logs the rows in shadow.
+func (r *Registry) logShadows(names []string) {
+	if len(names) == 0 {
 		r.log.Warn("registry: no limit is in shadow any longer: all refuse calls")
+		return
 	}
+	r.log.Warn("registry: limits are in shadow: they count calls and refuse none", "limits", len(names), "buckets", first(names))
 }
 
 // remindShadows logs the rows in shadow again.

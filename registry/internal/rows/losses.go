@@ -38,17 +38,6 @@ type Loss struct {
 // LoadsLeft is the number of further loads that must agree before the loss is accepted.
 func (l *Loss) LoadsLeft() int { return agreeing - l.Loads }
 
-// LossEvent is the effect of a load on a loss.
-type LossEvent uint8
-
-// The effects.
-const (
-	NoLoss       LossEvent = iota
-	LossHeld               // more than half is missing, and stays in force for now
-	LossBelieved           // more than half is missing, and no longer in force
-	LossRestored           // at most half is missing again
-)
-
 // losses has the limits that are missing. The zero value has none.
 type losses struct {
 	missing map[string]time.Time // limits that are gone or off with the load at that time, and no longer in force
@@ -136,7 +125,8 @@ func (m *Machine[C]) lose(now time.Time, s *Step[C]) {
 	hold := doubt && !l.accept && (gone > 0 || len(newly) > 1) && (ofBase || !few) &&
 		(l.loss.Loads < agreeing || m.policy == OnceConfirmed && !few)
 	if hold {
-		s.Loss, l.loss.Held, s.Held = LossHeld, true, len(newly)
+		s.event(LossHeld, "", nil, nil)
+		l.loss.Held, s.Held = true, len(newly)
 		l.countOff(newly, func(name string) bool { return s.Rules[name] != nil })
 		for _, name := range newly {
 			if s.Rules[name] = m.rules[name]; m.rules[name].Valid() {
@@ -154,13 +144,13 @@ func (m *Machine[C]) lose(now time.Time, s *Step[C]) {
 		l.end()
 		maps.DeleteFunc(l.missing, func(name string, _ time.Time) bool { _, is := base[name]; return !is })
 		l.add(now, slices.DeleteFunc(newly, func(name string) bool { _, is := base[name]; return !is }))
-		s.Loss = LossRestored
+		s.event(LossRestored, "", nil, nil)
 	default:
 		l.add(now, newly)
 		l.loss.Held, l.loss.Loads, l.newly = false, 0, nil
 		l.countOff(nil, func(name string) bool { return s.Rules[name] != nil })
 		if doubt {
-			s.Loss = LossBelieved
+			s.event(LossBelieved, "", nil, nil)
 		}
 	}
 }

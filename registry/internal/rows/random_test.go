@@ -127,7 +127,7 @@ func TestRandomHistories(t *testing.T) {
 				want.look(now, s)
 				since, _ := m.Off()
 				require.Equal(t, want.off, since)
-				require.Equal(t, was != want.off, turn == TurnedOn || turn == TurnedOff)
+				require.Equal(t, was != want.off, turn == SwitchOn || turn == SwitchOff)
 			}
 			step := m.Load(now, &table)
 			want.load(given, twins, bad)

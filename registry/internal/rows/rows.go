@@ -117,19 +117,32 @@ type Kind uint8
 
 // The kinds of events.
 const (
-	Began    Kind = iota // the name had no valid rule
-	Changed              // the content, or the row
-	Ended                // the name has no rule
-	Put                  // the content is put in force again in its bucket, by a higher version
-	Turned               // the state is another one
-	WasNever             // a row that never was valid begins
+	Nothing  Kind = iota
+	Began         // the name had no valid rule
+	Changed       // the content, or the row
+	Ended         // the name has no rule
+	Put           // the content is put in force again in its bucket, by a higher version
+	Turned        // the state is another one
+	WasNever      // a row that never was valid begins
+
+	// Of all names.
+
+	LossHeld     // more than half of the limits are missing, and stay in force for now
+	LossBelieved // more than half are missing, and no longer in force
+	LossRestored // at most half are missing again
+	SourceFails  // the rules stay as they are, since loads fail from now on
+	SourceBack   // loads succeed again
+	SwitchOff    // every call passes from now on, and those that wait
+	SwitchOn     // calls are limited from now on
+	Recall       // the switch stays off, and calls that wait pass: they may have found it on, and begun to wait since
 )
 
-var kinds = [...]string{"began", "changed", "ended", "put", "turned", "was never valid"}
+var kinds = [...]string{"nothing", "began", "changed", "ended", "put", "turned", "was never valid", "loss held", "loss believed", "loss restored",
+	"source fails", "source back", "switch off", "switch on", "waiting calls pass"}
 
 func (k Kind) String() string { return kinds[k] }
 
-// Event is a change of the rule of a name. Before or After is nil if there was none, or is none.
+// Event is a change of the rule of a name, or of all. Before or After is nil if there was none, or is none.
 type Event[C Content[C]] struct {
 	Kind          Kind
 	Name          string
@@ -163,8 +176,11 @@ type Step[C Content[C]] struct {
 	Events   []Event[C]
 	Verdicts []Verdict[C] // of Table.Bad, and then of Twins
 	Twins    []Twin
-	Loss     LossEvent
 	Held     int // limits that are in force since too many are gone
+}
+
+func (s *Step[C]) event(k Kind, name string, before, after *Rule[C]) {
+	s.Events = append(s.Events, Event[C]{k, name, before, after})
 }
 
 // Machine has the rules in force. It is not safe for concurrent use.
@@ -173,6 +189,7 @@ type Machine[C Content[C]] struct {
 	rules  map[string]*Rule[C]
 	past   past
 	losses losses
+	stale  time.Time // since when loads fail; zero if the last one has succeeded
 	off    off
 }
 
@@ -192,6 +209,10 @@ func (m *Machine[C]) Recall(name string, bucket int64) {
 // Load returns what is in force after a load.
 func (m *Machine[C]) Load(now time.Time, t *Table[C]) Step[C] {
 	s := Step[C]{Rules: make(map[string]*Rule[C], len(t.Rows)), Verdicts: make([]Verdict[C], len(t.Bad))}
+	if !m.stale.IsZero() && m.rules != nil {
+		s.event(SourceBack, "", nil, nil)
+	}
+	m.stale = time.Time{}
 	m.rows(now, t, &s)
 	m.bad(now, t, &s)
 	for _, twin := range s.Twins {
@@ -201,6 +222,15 @@ func (m *Machine[C]) Load(now time.Time, t *Table[C]) Step[C] {
 	m.report(&s)
 	m.rules = s.Rules
 	return s
+}
+
+// Fail returns the effect of a load that has failed.
+func (m *Machine[C]) Fail(now time.Time) Kind {
+	if !m.stale.IsZero() {
+		return Nothing
+	}
+	m.stale = now
+	return SourceFails
 }
 
 // rows decides about the rows that a load gives.
@@ -388,30 +418,27 @@ func (m *Machine[C]) bad(now time.Time, t *Table[C], s *Step[C]) {
 
 // report lists what has changed, and remembers the versions of what has ended.
 func (m *Machine[C]) report(s *Step[C]) {
-	add := func(k Kind, name string, before, after *Rule[C]) {
-		s.Events = append(s.Events, Event[C]{k, name, before, after})
-	}
 	for name, is := range s.Rules {
 		was := m.rules[name]
 		switch {
 		case is == was:
 		case !is.Valid():
 			if was.Valid() || was == nil {
-				add(WasNever, name, was, is)
+				s.event(WasNever, name, was, is)
 			}
 		case !was.Valid():
-			add(Began, name, was, is)
+			s.event(Began, name, was, is)
 		case is.Content.Same(was.Content) && is.State != was.State:
-			add(Turned, name, was, is)
+			s.event(Turned, name, was, is)
 		case !is.Content.Same(was.Content):
-			add(Changed, name, was, is)
+			s.event(Changed, name, was, is)
 		case is.Bucket != was.Bucket:
-			add(Put, name, was, is)
+			s.event(Put, name, was, is)
 		}
 	}
 	for name, was := range m.rules {
 		if s.Rules[name] == nil {
-			add(Ended, name, was, nil)
+			s.event(Ended, name, was, nil)
 			if was.Valid() {
 				m.past.put(name, ended{was.Bucket, was.newest})
 			}

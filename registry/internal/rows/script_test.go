@@ -29,6 +29,7 @@ func before(t text) string { b, _, _ := strings.Cut(string(t), "+"); return b }
 //	policy losses are never accepted
 //	load a=5/s b=7/s@30#2 bad:c#3 bad:?     a row of b with the time 30 and the key 2; rows that are bad, the last without a name
 //	differs a=30                            the next load finds that version in the bucket of a, with another content; 30+2 is made up
+//	load fails
 //	fails a rate                            a call of the bucket a, or of the key a:k, fails as a fault does
 //	passes a                                a call of the bucket passes
 //	readable a rate                         its state could be read
@@ -37,7 +38,7 @@ func before(t text) string { b, _, _ := strings.Cut(string(t), "+"); return b }
 //	switch off by ann                       a look at the switch a second after the line before; "switch on"
 //	→ a 5/s, b 7/s (held)                   what is in force then; or the bucket's version: a 5/s @30+1
 //	→ lost 2 of 3: a b, held                the loss; "no loss"
-//	→ switch turned off, off for 0s by ann  the effect of the last look, and since when the switch is off
+//	→ switch: switch off, off for 0s by ann  the effect of the last look, and since when the switch is off
 //	→ faults a rate: 2 calls in 1m0s, idle  what an operator must repair; "no faults"
 //	→ events a ended                        what the last load has changed
 //	→ twins a#1                             rows of the last load that do not count, since another of their name does
@@ -45,7 +46,7 @@ type script struct {
 	*Machine[text]
 	now     time.Time
 	differs map[string]int64
-	turn    Turn
+	effect  Kind
 	faults  Faults[string, string]
 	table   Table[text]
 	last    Step[text]
@@ -81,7 +82,7 @@ func TestScripts(t *testing.T) {
 			case "switch":
 				position, origin, _ := strings.Cut(rest, " by ")
 				s.now = s.now.Add(time.Second)
-				s.turn = s.Look(s.now, map[string]Switch{"on": On, "off": Off}[position], origin)
+				s.effect = s.Look(s.now, map[string]Switch{"on": On, "off": Off}[position], origin)
 			case "fails":
 				bucket, by, _ := strings.Cut(rest, " ")
 				row, _, _ := strings.Cut(bucket, ":")
@@ -117,6 +118,13 @@ func parse(t *testing.T, version string) int64 {
 }
 
 func (s *script) load(t *testing.T, at, rows string) {
+	if rows == "fails" {
+		s.last.Events = nil
+		if kind := s.Fail(s.now); kind != Nothing {
+			s.last.Events = []Event[text]{{Kind: kind}}
+		}
+		return
+	}
 	table := Table[text]{Differs: s.differs}
 	s.differs = map[string]int64{}
 	for _, r := range strings.Fields(rows) {
@@ -160,8 +168,8 @@ func (s *script) expect(t *testing.T, at, want string) {
 			is += ", held"
 		}
 		require.Equal(t, want, is, at)
-	case strings.HasPrefix(want, "switch "):
-		is := "switch " + [...]string{"unturned", "turned on", "turned off", "unturned, waiting calls pass"}[s.turn]
+	case strings.HasPrefix(want, "switch: "):
+		is := "switch: " + s.effect.String()
 		if since, origin := s.Off(); !since.IsZero() {
 			is += strings.TrimSuffix(fmt.Sprint(", off for ", s.now.Sub(since), " by ", origin), " by ")
 		}
@@ -175,7 +183,7 @@ func (s *script) expect(t *testing.T, at, want string) {
 	case strings.HasPrefix(want, "events"):
 		is := "events"
 		for _, e := range s.last.Events {
-			is += " " + e.Name + " " + e.Kind.String()
+			is += strings.TrimSuffix(" "+e.Name, " ") + " " + e.Kind.String()
 		}
 		require.Equal(t, want, is, at)
 	default:

@@ -11,18 +11,7 @@ const (
 	Off               // every call passes, whatever the rules
 )
 
-// Turn is the effect of a look at the switch.
-type Turn uint8
-
-// The effects.
-const (
-	Unturned  Turn = iota
-	TurnedOn       // calls are limited from now on
-	TurnedOff      // every call passes from now on, and those that wait
-	Recall         // the switch stays off, and calls that wait pass: they may have found it on, and begun to wait since
-)
-
-// recallEvery is the time between two Recalls. The first one comes with the first look after TurnedOff.
+// recallEvery is the time between two Recalls. The first one comes with the first look after SwitchOff.
 const recallEvery = 1600 * time.Millisecond
 
 // off has since when the switch is off. The zero value is on.
@@ -32,20 +21,20 @@ type off struct {
 }
 
 // Look returns the effect of a look that has found the switch in a position, and who turned it, if that is known.
-func (m *Machine[C]) Look(now time.Time, s Switch, origin string) Turn {
+func (m *Machine[C]) Look(now time.Time, s Switch, origin string) Kind {
 	was := &m.off
 	switch {
 	case s == On && was.since.IsZero():
-		return Unturned
+		return Nothing
 	case s == On:
 		*was = off{}
-		return TurnedOn
+		return SwitchOn
 	case was.since.IsZero():
 		*was = off{now, now, origin}
-		return TurnedOff
+		return SwitchOff
 	}
 	if was.origin = origin; now.Before(was.recall) {
-		return Unturned
+		return Nothing
 	}
 	was.recall = now.Add(recallEvery)
 	return Recall
