@@ -394,7 +394,7 @@ func TestUncountable(t *testing.T) {
 		require.InDelta(t, 6, rate(), 1e-9)
 		lines := log.logged()
 		require.Len(t, lines, 1, "once")
-		require.Contains(t, lines[0], `level=WARN msg="tokenbucket: instances cannot be counted`)
+		require.Contains(t, lines[0], `level=WARN msg="tokenbucket: instances cannot be counted, so LocalShare uses the number that it was given (--fail share:N); the user needs +zadd`)
 		client.refuses.Store(nil)
 		time.Sleep(time.Minute)
 		require.InDelta(t, 7, rate(), 1e-9)

@@ -203,7 +203,8 @@ func (p *Publisher) answered(err error, now time.Time, calledOff bool) {
 	}
 	if !p.warned && refused(err) {
 		p.warned = true
-		p.log.Warn("fleet: Redis refuses what this instance publishes for consoles", slog.Any("error", err))
+		p.log.Warn("fleet: Redis refuses what this instance publishes for consoles; grant what docs/security.md lists for the user publish, or end it with --publish=false",
+			slog.Any("error", err))
 	}
 }
 

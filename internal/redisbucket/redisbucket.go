@@ -147,7 +147,8 @@ func (s *Store) Bounds() bool { return s.bounds }
 func (s *Store) Join() *instances.Member {
 	return s.instances.Join(s.client, s.prefix+"instances", func(err error) {
 		defer s.logger.Recovered()
-		s.logger.Get().Warn("tokenbucket: instances cannot be counted; LocalShare goes by what it was given", "error", err)
+		s.logger.Get().Warn("tokenbucket: instances cannot be counted, so LocalShare uses the number that it was given (--fail share:N); "+
+			"the user needs +zadd +zremrangebyscore +zcard +pexpire +time", "error", err)
 	})
 }
 
