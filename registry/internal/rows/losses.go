@@ -206,12 +206,7 @@ func (l *losses) few(present func(string) bool, newly []string) (few, ofBase boo
 // countOff notes which of the missing limits have a row, which is off.
 func (l *losses) countOff(newly []string, hasRow func(string) bool) {
 	l.off = map[string]struct{}{}
-	for name := range l.missing {
-		if hasRow(name) {
-			l.off[name] = struct{}{}
-		}
-	}
-	for _, name := range newly {
+	for _, name := range slices.AppendSeq(slices.Clone(newly), maps.Keys(l.missing)) {
 		if hasRow(name) {
 			l.off[name] = struct{}{}
 		}

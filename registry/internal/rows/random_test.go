@@ -121,6 +121,11 @@ func TestRandomHistories(t *testing.T) {
 				table.Bad = append(table.Bad, Bad{Name: name})
 			}
 			now = now.Add(time.Second)
+			fails, loaded := r.IntN(4) == 0, m.rules != nil
+			if fails { // which changes nothing
+				require.Equal(t, SourceFails, m.Fail(now))
+				require.Equal(t, Nothing, m.Fail(now))
+			}
 			if r.IntN(3) == 0 {
 				s := Switch(r.IntN(2))
 				turn, was := m.Look(now, s, ""), want.off
@@ -131,6 +136,7 @@ func TestRandomHistories(t *testing.T) {
 			}
 			step := m.Load(now, &table)
 			want.load(given, twins, bad)
+			require.Equal(t, fails && loaded, slices.ContainsFunc(step.Events, func(e Event[text]) bool { return e.Kind == SourceBack }))
 			got := map[string]text{}
 			for name, rule := range step.Rules {
 				got[name] = rule.Content
