@@ -22,7 +22,7 @@ func (t *Transport) newCall(r *http.Request, key string, a *gate.Admission) *cal
 	c := &call{transport: t, original: r, key: key, admission: a}
 	ctx := gate.NewContext(r.Context(), a)
 	if tries.Repeatable(r) {
-		c.watch.Start(ctx, c)
+		c.watch.Start(ctx, r.URL, c)
 		ctx = &c.watch
 	}
 	c.request = r.WithContext(ctx)

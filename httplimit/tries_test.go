@@ -212,3 +212,59 @@ func TestTriesOverHTTP2(t *testing.T) {
 		}
 	}
 }
+
+// A base that goes from host to host takes a permit for each try once the request has been written to its own host, or to the same host again. A
+// request of the base before that, as for a token, costs nothing more.
+func TestTriesOverSeveralHosts(t *testing.T) {
+	var received [3]atomic.Int64
+	var urls [3]string
+	for i := range urls {
+		server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { received[i].Add(1) }))
+		defer server.Close()
+		urls[i] = server.URL
+	}
+	for name, c := range map[string]struct {
+		tries   []int // hosts; the request's own is 0
+		permits int
+	}{
+		"a token before":         {[]int{1, 0}, 1},
+		"a base that rewrites":   {[]int{1, 2}, 1},
+		"there and back":         {[]int{0, 1, 0}, 3},
+		"to others":              {[]int{0, 1, 2}, 3},
+		"the same":               {[]int{0, 0, 0}, 3},
+		"a token between":        {[]int{1, 0, 1, 0}, 3},
+		"elsewhere, there, back": {[]int{1, 2, 1}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sender := &http.Transport{}
+			defer sender.CloseIdleConnections()
+			var several base = func(r *http.Request) (response *http.Response, err error) {
+				for i, host := range c.tries {
+					try, err := http.NewRequestWithContext(r.Context(), r.Method, urls[host], nil)
+					if err != nil {
+						return nil, err
+					}
+					if response, err = sender.RoundTrip(try); err != nil {
+						return nil, err
+					}
+					if i < len(c.tries)-1 {
+						_ = response.Body.Close()
+					}
+				}
+				return response, nil
+			}
+			g := &counted{left: 9}
+			response, err := transport(t, g, httplimit.WithBase(several)).RoundTrip(get(t, urls[0]))
+			require.NoError(t, err)
+			require.NoError(t, response.Body.Close())
+			require.Equal(t, c.permits, g.asked)
+			require.Zero(t, g.inside)
+
+			g = &counted{left: c.permits - 1}
+			before := received[0].Load() + received[1].Load() + received[2].Load()
+			_, err = transport(t, g, httplimit.WithBase(several)).RoundTrip(get(t, urls[0]))
+			require.ErrorIs(t, err, httplimit.ErrRefused)
+			require.Less(t, received[0].Load()+received[1].Load()+received[2].Load()-before, int64(len(c.tries)), "the last try was not made")
+		})
+	}
+}

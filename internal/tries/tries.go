@@ -6,8 +6,9 @@
 //
 // Disabling the repetition would be simpler, but then a request would fail whenever its connection had just been closed for being idle. So a
 // try is a call of its own, and asks for a permit. The exception is a try after one whose header was not written completely: the upstream
-// cannot have acted on that one, so the next try is free. A base may send other requests with the context, as for a token: if such a request got
-// its response from another host, the next one is no further try.
+// cannot have acted on that one, so the next try is free. A base may send other requests with the context, as for a token, before that of the
+// caller: if such a request got its response, the first one to another host is no further try. Once the request has been written to its own host,
+// each one is.
 //
 // The watch uses hooks of httptrace. It asks before a try has a connection, because the call may wait for its permit, and others need the connection
 // meanwhile. Hooks cannot return an error, so a try that must not happen is prevented in two steps. Its context is cancelled, which ends the loops of
@@ -18,10 +19,13 @@ package tries
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
+	"slices"
 	"sync"
-	"sync/atomic"
 )
 
 // Call is a request whose tries are watched.
@@ -34,14 +38,17 @@ type Call interface {
 // Watch watches the tries of one request. Start begins it; the zero value has not begun. It is the context in which the request is sent.
 type Watch struct {
 	context.Context
-	call     Call
-	cancel   context.CancelCauseFunc
-	trace    httptrace.ClientTrace
-	next     atomic.Pointer[string] // the host of the try that has begun last
-	sent     atomic.Pointer[string] // the host of the last try whose header has been written; nil if the next one is free
-	answered atomic.Bool            // its response has begun
+	call   Call
+	own    *url.URL // of the request
+	cancel context.CancelCauseFunc
+	trace  httptrace.ClientTrace
+	asking sync.Mutex // held while a try begins, which may call Again
 
 	mu       sync.Mutex
+	host     string                    // of the try that has begun last
+	hosts    []string                  // of all tries whose header has been written
+	sent     bool                      // the header of the last try has been written, and its permit is used
+	answered bool                      // its response has begun
 	detached []context.CancelCauseFunc // of WithoutCancel
 	err      error                     // why no further try may happen
 	ended    bool
@@ -49,7 +56,7 @@ type Watch struct {
 
 type watchKey struct{}
 
-var noHost string // before the first try
+var errPanicked = errors.New("tries: Again has panicked")
 
 // Value implements context.Context.
 func (w *Watch) Value(key any) any {
@@ -65,11 +72,10 @@ func Repeatable(r *http.Request) bool {
 	return r.Body == nil || r.Body == http.NoBody || r.GetBody != nil
 }
 
-// Start begins the watch of a call whose context is ctx. The base must send the request with the watch as its context. The caller must call
-// End when the response has ended.
-func (w *Watch) Start(ctx context.Context, call Call) {
-	w.call = call
-	w.next.Store(&noHost)
+// Start begins the watch of a call of a request to own, whose context is ctx. The base must send the request with the watch as its context. The
+// caller must call End when the response has ended.
+func (w *Watch) Start(ctx context.Context, own *url.URL, call Call) {
+	w.call, w.own = call, own
 	w.Context, w.cancel = context.WithCancelCause(ctx)
 	w.trace.GetConn, w.trace.GotConn, w.trace.WroteHeaders = w.getConn, w.gotConn, w.wroteHeaders
 	w.trace.GotFirstResponseByte = w.gotResponse
@@ -108,53 +114,87 @@ func (w *Watch) End() {
 
 // wroteHeaders is called when the header of a try has been written, or is in the buffer that is written next.
 func (w *Watch) wroteHeaders() {
-	w.answered.Store(false)
-	w.sent.Store(w.next.Load())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sent, w.answered = true, false
+	if !slices.Contains(w.hosts, w.host) {
+		w.hosts = append(w.hosts, w.host)
+	}
 }
 
 // gotResponse is called when the response of a try begins.
-func (w *Watch) gotResponse() { w.answered.Store(true) }
+func (w *Watch) gotResponse() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answered = true
+}
 
 // getConn is called before a try gets a connection.
 func (w *Watch) getConn(host string) {
-	w.next.Store(&host)
+	w.asking.Lock()
+	defer w.asking.Unlock()
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.host = host
+	w.mu.Unlock()
 	w.begin()
 }
 
-// begin asks for a try after one that the upstream may have received. mu must be held.
-func (w *Watch) begin() {
-	if w.ended || w.err != nil {
-		return
+// begin asks for a try after one that the upstream may have received. It returns why the try must not happen. asking must be held.
+func (w *Watch) begin() error {
+	if !w.needsPermit() {
+		return w.Failed()
 	}
-	sent, next := w.sent.Swap(nil), w.next.Load()
-	if sent == nil || w.answered.Load() && *sent != *next {
-		return
+	err := w.call.Again()
+	if err == nil {
+		return nil
 	}
-	if w.err = w.call.Again(); w.err == nil {
-		return
-	}
-	w.cancel(w.err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
+	w.cancel(err)
 	for _, cancel := range w.detached {
-		cancel(w.err)
+		cancel(err)
 	}
+	return err
+}
+
+// needsPermit reports whether the try that begins needs a permit of its own.
+func (w *Watch) needsPermit() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended || w.err != nil || !w.sent {
+		return false
+	}
+	w.sent = false
+	return !w.answered || slices.Contains(w.hosts, w.host) || slices.Contains(w.hosts, w.ownHost())
+}
+
+// ownHost returns the host of the request as net/http names it to getConn.
+func (w *Watch) ownHost() string {
+	port := w.own.Port()
+	switch {
+	case port != "":
+	case w.own.Scheme == "https":
+		port = "443"
+	default:
+		port = "80"
+	}
+	return net.JoinHostPort(w.own.Hostname(), port)
 }
 
 // gotConn is called when a try has a connection, before it writes to it.
 func (w *Watch) gotConn(got httptrace.GotConnInfo) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	asked := false
+	w.asking.Lock()
+	defer w.asking.Unlock()
+	err := errPanicked
 	defer func() {
-		if asked && w.err == nil {
+		if err == nil {
 			return
 		}
 		if secure, ok := got.Conn.(interface{ ConnectionState() tls.ConnectionState }); ok && secure.ConnectionState().NegotiatedProtocol == "h2" {
 			return // other requests use the connection, and this one looks at its context before it writes
 		}
-		_ = got.Conn.Close() // the try must not happen, or Again has panicked
+		_ = got.Conn.Close()
 	}()
-	w.begin() // if the base has not called getConn
-	asked = true
+	err = w.begin() // if the base has not called getConn
 }
