@@ -286,8 +286,8 @@ func TestAnyRow(t *testing.T) {
 			t.Fatalf("%+v", l)
 		}
 	})
-	require.Greater(t, loaded, rejected/10)
-	require.Greater(t, rejected, loaded/10)
+	require.Positive(t, loaded) // a fifth of 100 rows, on average
+	require.Positive(t, rejected)
 }
 
 func BenchmarkRow(b *testing.B) {
