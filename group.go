@@ -444,7 +444,7 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 		return a, nil
 	}
 	most, deadline := maxWait, deadlineOf(ctx)
-	if v == acquire && c.locks != nil && g.takeNow(c, n, maxWait, &a) {
+	if v == acquire && c.locks != nil && c.Idle() && g.takeNow(c, n, maxWait, &a) {
 		if a.granted {
 			return a, nil
 		}

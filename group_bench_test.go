@@ -114,11 +114,12 @@ func BenchmarkCrowd(b *testing.B) {
 					within, cancel := context.WithCancel(ctx)
 					c := &counting{Context: within}
 					var left sync.WaitGroup
+					var served atomic.Int64
 					began := time.Now()
 					for range crowd {
-						left.Go(func() { _, _ = try(c, 1, timeout) })
+						left.Go(func() { _, _ = try(c, 1, timeout); served.Add(2) })
 					}
-					for c.asked.Load() < 2*crowd { // once when a call joins the queue, and once when it begins to wait
+					for c.asked.Load()+served.Load() < 2*crowd { // once when a call joins the queue, and once when it begins to wait
 						time.Sleep(time.Millisecond)
 					}
 					joining += time.Since(began)

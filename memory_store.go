@@ -317,11 +317,8 @@ func (l *RateLimiter) reserved(b *PermitBucket, now int64, granted bool, place *
 const maxNow = 8
 
 // takeNow decides a request for members in one MemoryStore without the queue, if each of them is due at once or too late. It locks their buckets in
-// the order of decideGroup. While a call of the group is in progress, it decides nothing.
+// the order of decideGroup. It must not be called while a call of the group is in progress.
 func (g *several) takeNow(c *counted, n, maxWait int64, a *answer) (decided bool) {
-	if !c.Idle() {
-		return false
-	}
 	var held [maxNow]*memoryBucket
 	defer func() {
 		for _, b := range held {

@@ -73,10 +73,22 @@ func (l *queue) wait(q *Call) {
 	l.wanted += q.permits
 }
 
-// drop removes a call that has left from asking. The others are moved up once half have left, because in a crowd each move costs more than a call.
+// drop removes a call that has left from asking: at both ends at once, so that those that look for a waiter find one there. Within, the others are moved
+// up once half have left, because in a crowd each move costs more than a call.
 func (l *queue) drop(q *Call) {
 	l.wanted -= q.permits
-	if l.gone++; l.gone > len(l.asking)/2 {
+	l.gone++
+	for len(l.asking) > 0 && l.asking[0].state == left {
+		l.asking[0] = nil
+		l.asking = l.asking[1:]
+		l.gone--
+	}
+	for n := len(l.asking); n > 0 && l.asking[n-1].state == left; n-- {
+		l.asking[n-1] = nil
+		l.asking = l.asking[:n-1]
+		l.gone--
+	}
+	if l.gone > len(l.asking)/2 {
 		l.keep(func(*Call) bool { return true })
 	}
 }

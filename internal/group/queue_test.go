@@ -2,6 +2,7 @@ package group
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -396,17 +397,24 @@ func TestCrowdOfAGroup(t *testing.T) {
 	for range 10_000 {
 		crowd = append(crowd, d.call(1, permit.MaxExact))
 	}
-	kept := 0
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(crowd)/2, func(i, j int) { crowd[i], crowd[j] = crowd[j], crowd[i] })
+	steps := 0
 	for i, q := range crowd {
-		before := len(d.queue.asking)
+		before, gone := len(d.queue.asking), d.queue.gone
 		d.queue.abandon(q, nil, d.now)
-		if len(d.queue.asking) < before {
-			kept += before
+		if removed := before - len(d.queue.asking); gone+1 > before/2 { // the others were moved up
+			steps += before
+		} else {
+			steps += removed
 		}
 		require.Equal(t, int64(len(crowd)-i-1), d.queue.wanted)
+		if n := len(d.queue.asking); n > 0 {
+			require.NotEqual(t, left, d.queue.asking[0].state, "a look for the first walks the queue")
+			require.NotEqual(t, left, d.queue.asking[n-1].state, "a look for the last walks the queue")
+		}
 	}
 	require.Empty(t, d.queue.asking)
-	require.Less(t, kept, 3*len(crowd), "steps")
+	require.Less(t, steps, 3*len(crowd))
 }
 
 // Calls that have left are asked for no more, so their time to ask rings no alarm: it would ring again at once.
