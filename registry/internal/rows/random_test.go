@@ -18,6 +18,7 @@ type model struct {
 	inForce, missing, base map[string]text // missing and base: names only; base is nil without a loss
 	lacked                 []string        // the limits that the last load lacked
 	agreed                 int             // loads in a row that lacked the same
+	count                  map[string]int  // rows of each name, with those that may have lost it
 	off                    time.Time       // since when the switch is; no rule asks it
 }
 
@@ -31,11 +32,24 @@ func limiting(rows map[string]text) map[string]text {
 func (m *model) load(given, twins map[string]text, bad []string) {
 	next := maps.Clone(twins)
 	maps.Copy(next, given) // the first of two rows
+	count, nameless := map[string]int{}, slices.Contains(bad, "")
+	for _, names := range [][]string{bad, slices.Collect(maps.Keys(given)), slices.Collect(maps.Keys(twins))} {
+		for _, name := range names {
+			count[name]++
+		}
+	}
 	for name, was := range m.inForce {
-		if _, ok := next[name]; slices.Contains(bad, name) || !ok && slices.Contains(bad, "") {
+		if slices.Contains(bad, name) || nameless && (count[name] == 0 || count[name] < m.count[name]) {
 			next[name] = was // the last valid limit of a bad row
 		}
 	}
+	if !nameless {
+		m.count = nil
+	}
+	for name, n := range m.count {
+		count[name] = max(count[name], n)
+	}
+	m.count = count
 	has := limiting(next)
 	absent := func(rows map[string]text) []string {
 		return slices.DeleteFunc(slices.Sorted(maps.Keys(rows)), func(name string) bool { _, ok := has[name]; return ok })

@@ -6,7 +6,7 @@
 //  1. The row that the last load gives for a name is in force, with the exceptions below. Of several, it is the newest (Newer), and the first of those that
 //     have neither times nor keys. A load that fails changes nothing.
 //  2. A row that turns bad keeps its last valid limit, also beside an older row of its name, and also if its name turns bad. Rows without a key are those of
-//     their name, so a bad one of several keeps the last valid limit, too. A row that never was valid limits as its caller decides (NeverValid).
+//     their name, so a bad one of several keeps the last valid limit, too, and so does one that is missing while the name of any cannot be read. A row that never was valid limits as its caller decides (NeverValid).
 //  3. If more than half of the limits that were confirmed are gone or off, they stay in force until three loads in a row agree which. Confirmed are
 //     the limits of the first load, those that came since, and what a person confirms. A limit that is gone for a day without a loss is forgotten. A
 //     single row that is turned off is off at once: a person means that row.
@@ -187,6 +187,7 @@ func (s *Step[C]) event(k Kind, name string, before, after *Rule[C]) {
 type Machine[C Content[C]] struct {
 	policy Policy
 	rules  map[string]*Rule[C]
+	count  map[string]int // of rows of each name that have no ID, of which one may have lost its name
 	past   past
 	losses losses
 	stale  time.Time // since when loads fail; zero if the last one has succeeded
@@ -235,13 +236,20 @@ func (m *Machine[C]) Fail(now time.Time) Kind {
 
 // rows decides about the rows that a load gives.
 func (m *Machine[C]) rows(now time.Time, t *Table[C], s *Step[C]) {
-	turnedBad := map[identity]*Bad{}
+	turnedBad, count := map[identity]*Bad{}, map[string]int{}
 	for i := range t.Bad {
-		turnedBad[identify(t.Bad[i].ID, t.Bad[i].Name)] = &t.Bad[i]
+		b := &t.Bad[i]
+		if turnedBad[identify(b.ID, b.Name)] = b; b.ID == "" {
+			count[b.Name]++
+		}
 	}
+	nameless := count[""] > 0
 	first := make(map[string]int, len(t.Rows))
 	for i := range t.Rows {
 		row := &t.Rows[i]
+		if row.ID == "" {
+			count[row.Name]++
+		}
 		if at, twice := first[row.Name]; !twice || Newer(row.Version, row.ID, t.Rows[at].Version, t.Rows[at].ID) {
 			first[row.Name] = i
 		}
@@ -252,14 +260,23 @@ func (m *Machine[C]) rows(now time.Time, t *Table[C], s *Step[C]) {
 			s.Twins = append(s.Twins, Twin{i, at})
 			continue
 		}
-		if was := m.rules[row.Name]; !was.Valid() {
-			s.Rules[row.Name] = m.follow(now, was, row, t.Differs)
-		} else if b := turnedBad[identify(was.ID, was.Name)]; b != nil && (b.Name == "" || b.Name == row.Name) && !was.is(row) {
+		was, bad := m.rules[row.Name], false // bad: the row that is in force is, or may be
+		if was.Valid() {
+			b := turnedBad[identify(was.ID, was.Name)]
+			bad = b != nil && (b.Name == "" || b.Name == row.Name) || nameless && was.ID == "" && count[row.Name] < m.count[row.Name]
+		}
+		if bad && !was.is(row) {
 			s.Rules[row.Name] = was.in(RowBad) // the row is another one of the name
 		} else {
 			s.Rules[row.Name] = m.follow(now, was, row, t.Differs)
 		}
 	}
+	for name, n := range m.count {
+		if nameless { // it may be the one that is missing
+			count[name] = max(count[name], n)
+		}
+	}
+	m.count = count
 }
 
 // identity is what a row has in all loads: its ID, or its name if it has none.
