@@ -216,6 +216,7 @@ const mostSkew = 2 * time.Second
 
 // buckets checks that Redis supports what the store, the windows and the switch need.
 func (k *checker) buckets(ctx context.Context) {
+	k.redis.dialOnce()
 	client := k.redis.open()
 	defer func() { _ = client.Close() }()
 	if k.config.switchAt != "" && k.config.switchAt != "sql" {

@@ -73,6 +73,18 @@ func (t *redisTarget) open() redis.UniversalClient {
 	return redis.NewClient(t.single)
 }
 
+// dialOnce lets clients tell at once that a server refuses connections: a dial is repeated for two seconds otherwise.
+func (t *redisTarget) dialOnce() {
+	switch {
+	case t.cluster != nil:
+		t.cluster.DialerRetries = 1
+	case t.sentinel != nil:
+		t.sentinel.DialerRetries = 1
+	default:
+		t.single.DialerRetries = 1
+	}
+}
+
 func (c *config) newStore(client redis.UniversalClient) tokenbucket.Store {
 	switch c.store {
 	case "script":
