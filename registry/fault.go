@@ -57,6 +57,19 @@ func (f *faults) failed(e *entry, by gate.Decider, err error) {
 	}
 }
 
+// asks reports whether calls of a row ask the limit of a fault. e is nil if there is no row.
+func (e *entry) asks(f *fault) bool {
+	switch {
+	case e == nil, e.limit.Disabled, !e.limit.PerKey && f.Bucket != e.limit.Name:
+		return false
+	case f.By == gate.ByWindow:
+		return e.limit.Window != 0
+	case f.By == gate.ByConcurrency:
+		return e.limit.Concurrent != 0
+	}
+	return e.limit.Rate != 0
+}
+
 // passed records a call that has passed.
 func (f *faults) passed(e *entry) {
 	if f.some.Load() {

@@ -27,7 +27,7 @@ const (
 	idleAfter  = 30 * time.Second // without a call the state of a fault is read, since no call may come that passes
 )
 
-// Faults has the present faults. A fault begins with a call that fails. It ends with a call of its bucket that passes, with its row, and when its state
+// Faults has the present faults. A fault begins with a call that fails. It ends with a call of its bucket that passes, with a load after which no call asks the limit, and when its state
 // can be read and no call has failed meanwhile. It is not safe for concurrent use. The zero value has none.
 type Faults[By cmp.Ordered, V any] struct{ kept map[faulty[By]]*Fault[By, V] }
 
@@ -53,9 +53,9 @@ func (f *Faults[By, V]) Passed(bucket string) {
 	maps.DeleteFunc(f.kept, func(key faulty[By], _ *Fault[By, V]) bool { return key.bucket == bucket })
 }
 
-// Loaded records a load after which there are these rows.
-func (f *Faults[By, V]) Loaded(has func(row string) bool) {
-	maps.DeleteFunc(f.kept, func(_ faulty[By], is *Fault[By, V]) bool { return is.Row != "" && !has(is.Row) })
+// Loaded records a load after which calls ask the limits for which asked returns true.
+func (f *Faults[By, V]) Loaded(asked func(*Fault[By, V]) bool) {
+	maps.DeleteFunc(f.kept, func(_ faulty[By], is *Fault[By, V]) bool { return !asked(is) })
 }
 
 // Readable records that the state of a fault could be read.

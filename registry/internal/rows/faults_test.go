@@ -39,7 +39,7 @@ func TestRandomFaults(t *testing.T) {
 				f.Passed(bucket)
 				end(n, func(i int) bool { return i/2 == at/2 })
 			case 3:
-				f.Loaded(func(name string) bool { return name != row(bucket) })
+				f.Loaded(func(is *Fault[string, int]) bool { return is.Row != row(bucket) })
 				end(n, func(i int) bool { return row(buckets[i/2]) == row(bucket) })
 			default:
 				f.Readable(&read)

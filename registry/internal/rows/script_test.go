@@ -140,7 +140,7 @@ func (s *script) load(t *testing.T, at, rows string) {
 		table.Rows = append(table.Rows, Row[text]{name, id, v, text(content)})
 	}
 	s.table, s.last = table, s.Load(s.now, &table)
-	s.faults.Loaded(func(row string) bool { return s.Rule(row) != nil })
+	s.faults.Loaded(func(f *Fault[string, string]) bool { return f.Row == "" || s.Rule(f.Row) != nil })
 }
 
 func (s *script) expect(t *testing.T, at, want string) {
