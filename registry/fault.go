@@ -57,9 +57,13 @@ func (f *faults) failed(e *entry, by gate.Decider, err error) {
 	}
 }
 
-// asks reports whether calls of a row ask the limit of a fault. e is nil if there is no row.
-func (e *entry) asks(f *fault) bool {
+// asks reports whether calls ask the limit of a fault.
+func (b *book) asks(f *fault) bool {
+	e := b.rows[f.Row]
 	switch {
+	case f.Row == "":
+		name := f.Of.entry.name
+		return b.rows[name] == nil && b.wide.find(name) == nil
 	case e == nil, e.limit.Disabled, !e.limit.PerKey && f.Bucket != e.limit.Name:
 		return false
 	case f.By == gate.ByWindow:

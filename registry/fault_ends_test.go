@@ -18,14 +18,17 @@ func TestFaultEndsWithItsLimit(t *testing.T) {
 		row, next registry.Limit
 		ends      bool
 	}{
-		"off":         {rate, registry.Limit{Name: "/a", Rate: 5, Disabled: true}, true},
-		"rate 0":      {rate, registry.Limit{Name: "/a"}, true},
-		"no rate":     {rate, registry.Limit{Name: "/a", NoRate: true, Window: time.Second, WindowLimit: 5}, true},
-		"no keys":     {keys, rate, true},
-		"other rate":  {rate, registry.Limit{Name: "/a", Rate: 6}, false},
-		"other keys":  {keys, registry.Limit{Name: "/a", Rate: 6, PerKey: true}, false},
-		"keys":        {rate, keys, false}, // calls of /a itself ask the bucket of the row
-		"and a place": {rate, registry.Limit{Name: "/a", Rate: 5, Concurrent: 1}, false},
+		"off":          {rate, registry.Limit{Name: "/a", Rate: 5, Disabled: true}, true},
+		"rate 0":       {rate, registry.Limit{Name: "/a"}, true},
+		"no rate":      {rate, registry.Limit{Name: "/a", NoRate: true, Window: time.Second, WindowLimit: 5}, true},
+		"no keys":      {keys, rate, true},
+		"other rate":   {rate, registry.Limit{Name: "/a", Rate: 6}, false},
+		"other keys":   {keys, registry.Limit{Name: "/a", Rate: 6, PerKey: true}, false},
+		"keys":         {rate, keys, false}, // calls of /a itself ask the bucket of the row
+		"a row":        {registry.Limit{Name: "/other"}, rate, true},
+		"no row":       {registry.Limit{Name: "/other"}, registry.Limit{Name: "/b", Rate: 5}, false},
+		"a row with *": {registry.Limit{Name: "/other"}, registry.Limit{Name: "/*", Rate: 5}, true},
+		"and a place":  {rate, registry.Limit{Name: "/a", Rate: 5, Concurrent: 1}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -35,7 +38,7 @@ func TestFaultEndsWithItsLimit(t *testing.T) {
 				}
 				source := new(fake)
 				source.set(c.row)
-				r := open(t, source, store, registry.WithParts(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
+				r := open(t, source, store, registry.WithParts(), registry.WithUnknown(registry.Default(registry.Limit{Rate: 5})), registry.WithLocalWindows(), registry.WithLocalSemaphores())
 				store.broken.Store(true)
 				_, err := r.Enter(ctx, call)
 				require.ErrorIs(t, err, tokenbucket.ErrCorruptState)

@@ -138,7 +138,7 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	}
 	r.limits.Store(after)
 	r.forgetSlots(next)
-	r.faults.do(func() { r.faults.Loaded(func(f *fault) bool { return f.Row == "" || next[f.Row].asks(f) }) })
+	r.faults.do(func() { r.faults.Loaded(after.asks) })
 	r.countUnmatched(next, load)
 	if before.rows != nil {
 		r.handOver(ctx, before, after)

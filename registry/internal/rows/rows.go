@@ -461,5 +461,5 @@ func (m *Machine[C]) report(s *Step[C]) {
 			}
 		}
 	}
-	slices.SortFunc(s.Events, func(a, b Event[C]) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(s.Events, func(a, b Event[C]) int { return strings.Compare(a.Name, b.Name) })
 }

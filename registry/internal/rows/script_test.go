@@ -211,3 +211,17 @@ func (s *script) expect(t *testing.T, at, want string) {
 		require.Equal(t, want, strings.Join(is, ", "), at)
 	}
 }
+
+// Events of all names come before those of one, in the order in which they were found.
+func TestEventsAreInOrder(t *testing.T) {
+	for range 100 {
+		m, all := New[text](AfterLoads), &Table[text]{}
+		for i := range 40 {
+			all.Rows = append(all.Rows, Row[text]{Name: fmt.Sprint(i), Content: "5/s"})
+		}
+		m.Load(time.Unix(0, 0), all)
+		m.Fail(time.Unix(1, 0))
+		events := m.Load(time.Unix(2, 0), new(Table[text])).Events
+		require.Equal(t, []Kind{SourceBack, LossHeld}, []Kind{events[0].Kind, events[1].Kind})
+	}
+}
