@@ -146,12 +146,12 @@ func (s *Schedule[V]) Refunded(accepted, known bool, now int64) {
 		if n := len(s.segments); (r.Tail != r.Tag || r.Tag == 0 && g.left == 0) && s.segments[n-1] == g {
 			s.segments = s.segments[:n-1]
 		}
-	case known: // another process took permits behind it: keep it for the next waiters, except for permits that are due already
+	case known: // another process took permits behind it: keep it for the next waiters, or for Yield. A waiter needs no permits that are due already
 		g.end = r.End
 		g.left += r.Permits
 		s.owned += r.Permits
 		s.changes++
-		if g.left == r.Permits {
+		if g.left == r.Permits && (s.head != nil || g.ending != passed) {
 			s.lapse(g, g.reached(now))
 		}
 		s.cover()

@@ -566,12 +566,16 @@ func (s *Schedule[V]) Settled(p *permit.Place, terms Terms, now int64) {
 	// What is stored lies between the segment and the next grant, so they must not become one: costs would not be additive.
 	tail := last.ending == open && last.tag == p.Prev && last.end == p.Before && p.After.Stored == p.Before.Stored
 	micros := p.Before.Next - p.After.Next
-	if !s.advance(micros, float64(micros)/spacing(terms), terms, now) {
+	permits := (float64(micros) + p.After.Carry - p.Before.Carry) / spacing(terms)
+	if !s.advance(micros, permits, terms, now) {
 		last.ending = settled
 		return
 	}
-	if last.terms != terms {
+	switch {
+	case last.terms != terms || last.epoch != p.Epoch:
 		last.back = unknown
+	case last.back != unknown:
+		last.back += permits // the segment has moved by them
 	}
 	if !tail {
 		last.pass()

@@ -55,7 +55,7 @@ type segment struct {
 	widest int64          // the largest offset so far
 	epoch  int64
 	id     int64   // number of its last grant
-	back   float64 // permits that had been given back out of turn before its last grant
+	back   float64 // permits that had been given back when its last grant was made, and those by which this process's settlements have moved it since
 	tag    int64   // the bucket's tail after the segment
 	prev   int64   // the bucket's tail before the segment
 
@@ -86,7 +86,8 @@ func (g *segment) pass() {
 	}
 }
 
-// unknown is the back of a segment whose last grant was made under other terms: it does not show what the bucket may have saved up since.
+// unknown is the back of a segment whose last grant was made under other terms, or in another epoch than a settlement that has moved it: it does
+// not show what the bucket may have saved up since.
 const unknown = -1
 
 // due returns when the next n permits are due, by the local clock. None is due before the end of a penalty, or before the segment moved up.
