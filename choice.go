@@ -88,7 +88,7 @@ func (c *Choice) Members() []*RateLimiter { return c.limiters() }
 
 // Lost returns how many permits this choice has taken and could not give back. See [Group.Lost].
 func (c *Choice) Lost() int64 {
-	permits := c.lost()
+	permits := c.lost.Load()
 	c.lower.each(func(other *Choice) { permits += other.Lost() })
 	return permits
 }

@@ -337,9 +337,9 @@ func (g *several) withInForce(members []Member, without []*Watch) (*several, err
 	if err := now.init(g.choice, members); err != nil {
 		return nil, err
 	}
+	now.lost = g.lost
 	if before != nil {
 		now.succeed(before)
-		g.lostBefore += before.lost()
 	}
 	g.live.now.Store(now)
 	return now, nil

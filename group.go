@@ -101,8 +101,8 @@ type several struct {
 	mu       sync.Mutex
 	counted  map[uint64]*counted // by the members that count, as a set of bits
 	degraded *several            // the last one in which members were replaced; nil before
-	// lostBefore is what those before it have lost.
-	lostBefore int64
+
+	lost *atomic.Int64 // permits that lapsed, with those of degraded and live.now, and of those before them
 }
 
 // counted is the participant for the members that count, and their indexes.
@@ -114,7 +114,7 @@ type counted struct {
 
 // init sets the members.
 func (g *several) init(choice permit.Choice, members []Member) error {
-	g.choice, g.maxWait, g.counted = choice, math.MaxInt64, map[uint64]*counted{}
+	g.choice, g.maxWait, g.counted, g.lost = choice, math.MaxInt64, map[uint64]*counted{}, new(atomic.Int64)
 	if n := len(members); n < 1 || n > maxMembers {
 		return invalidGroup("", wanted("members", n, fmt.Sprintf("1 to %d", maxMembers)))
 	}
@@ -265,7 +265,7 @@ func (g *several) participant(set uint64) *counted {
 // newParticipant returns a participant for the members in a set of bits.
 func (g *several) newParticipant(set uint64) *group.Participant {
 	c := group.Config{Choice: g.choice, Immediate: true, MaxWaiters: math.MaxInt, Timeout: math.MaxInt64,
-		NewSession: func() permit.Session { return new(redisbucket.Session) }}
+		NewSession: func() permit.Session { return new(redisbucket.Session) }, Lost: g.lost}
 	var limiters []*RateLimiter
 	for i, w := range g.members {
 		if set&(1<<i) == 0 {
@@ -699,10 +699,7 @@ func (g *several) without(members []Member) (*several, error) {
 	if err := d.init(g.choice, members); err != nil {
 		return nil, err
 	}
-	if g.degraded != nil {
-		g.lostBefore += g.degraded.lost()
-	}
-	g.degraded = d
+	d.lost, g.degraded = g.lost, d
 	return d, nil
 }
 
@@ -801,24 +798,8 @@ func (g *several) limiters() (all []*RateLimiter) {
 // slots also lose permits to refusals. A refund whose reply is lost counts. Of one that gives some of its permits back, those that are missing count; a part
 // of a permit counts as a whole one. [Observer.Lost] receives the same numbers, by member.
 func (g *Group) Lost() int64 {
-	permits := g.lost()
+	permits := g.lost.Load()
 	g.lower.each(func(other *Group) { permits += other.Lost() })
-	return permits
-}
-
-func (g *several) lost() int64 {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	permits := g.lostBefore
-	for _, p := range g.counted {
-		permits += p.Lost()
-	}
-	if g.degraded != nil {
-		permits += g.degraded.lost()
-	}
-	if now := g.live.now.Load(); now != nil {
-		permits += now.lost()
-	}
 	return permits
 }
 

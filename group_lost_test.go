@@ -124,6 +124,28 @@ func TestObserverOfLostPermits(t *testing.T) {
 	})
 }
 
+// What is lost of a reservation that was made before its group's limit changed counts, also if that happens after the change.
+func TestLostOfAFormerLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen, rules := losses{of: map[string]int{}}, new(hostileRules)
+		old, next := limiter(t, "old", 5, tb.WithMaxPermits(1), seen.observer()), limiter(t, "next", 5, tb.WithMaxPermits(1), seen.observer())
+		rules.set(old)
+		g := all(t, tb.Following("row", rules))
+		r, err := g.Reserve(ctx, 7)
+		require.NoError(t, err)
+		_, err = old.Reserve(ctx, 1) // behind it
+		require.NoError(t, err)
+		rules.set(next)
+		_, err = g.TryAcquire(ctx, 1, 0)
+		require.NoError(t, err)
+		require.Zero(t, g.Lost())
+		require.NoError(t, r.Cancel(ctx))
+		time.Sleep(5 * time.Second)
+		require.EqualValues(t, 7, seen.sum())
+		require.EqualValues(t, 7, g.Lost())
+	})
+}
+
 // A panic of the observer is logged. It ends no call, and holds no lock.
 func TestPanicOfTheObserverOfLostPermits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -52,6 +52,7 @@ func (k *lower[G]) each(f func(*G)) {
 // copyFor sets what from has, with its members for a priority.
 func (g *several) copyFor(from *several, p Priority) {
 	g.choice, g.maxWait, g.observed, g.counted = from.choice, from.maxWait, from.observed, map[uint64]*counted{}
+	g.lost = new(atomic.Int64)
 	g.live.on = from.live.on
 	for _, w := range from.members {
 		w.limiter = w.limiter.ForPriority(max(w.limiter.Priority(), p))

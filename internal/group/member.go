@@ -22,8 +22,7 @@ type member struct {
 	micros  func() int64 // see permit.Batch.LocalMicros
 	refunds []*refund    // for the next batch
 	session permit.Session
-
-	lost atomic.Int64 // permits whose refunds were not accepted, or had no reply; mu does not guard it
+	lost    *atomic.Int64 // see Config.Lost
 }
 
 // account is a bucket as the replies have shown it to a participant.

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 
 // memberOf returns a member of a bucket that nobody knows yet.
 func memberOf(b *bucket) *member {
-	return &member{Member: Member{b.limiter, 1}, account: account{stored: permit.MaxBatch}}
+	return &member{Member: Member{b.limiter, 1}, account: account{stored: permit.MaxBatch}, lost: new(atomic.Int64)}
 }
 
 // shows returns a reply in which a bucket has terms.

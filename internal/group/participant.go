@@ -51,6 +51,8 @@ type Config struct {
 	Failure func(member int, err error) error
 	// NewSession returns a session for the batches of a member.
 	NewSession func() permit.Session
+	// Lost counts permits whose refunds were not accepted, or had no reply, of all members together. Participants may share it.
+	Lost *atomic.Int64
 }
 
 // trips carry one batch at a time.
@@ -82,7 +84,7 @@ func New(config Config) *Participant {
 	p := &Participant{Config: config, local: clock.New(config.Clock), members: make([]member, len(config.Members))}
 	for i := range p.members {
 		m := &p.members[i]
-		m.Member, m.micros, m.stored = config.Members[i], p.local.Micros, permit.MaxBatch
+		m.Member, m.micros, m.stored, m.lost = config.Members[i], p.local.Micros, permit.MaxBatch, config.Lost
 	}
 	p.view.config, p.view.system = &p.Config, p.local.System()
 	quotas := slices.ContainsFunc(config.Members, func(m Member) bool { return m.Limiter.Quota })
@@ -241,14 +243,6 @@ func (p *Participant) Refuses(n, maxWait int64) (member int, wait int64, refused
 
 // Seen returns the bucket of a member as the snapshot shows it.
 func (p *Participant) Seen(member int) engine.Seen { return p.view.seen(member) }
-
-// Lost returns how many permits could not be given back, of all members together. They lapse.
-func (p *Participant) Lost() (permits int64) {
-	for i := range p.members {
-		permits += p.members[i].lost.Load()
-	}
-	return permits
-}
 
 // Delay returns how long after its decision a reservation is due, in microseconds.
 func (p *Participant) Delay(q *Call) int64 {

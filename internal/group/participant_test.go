@@ -51,7 +51,7 @@ func TestParticipantInOrder(t *testing.T) {
 				rate += 20
 			}
 			require.InDelta(t, 60/rate, time.Since(began).Seconds(), 0.7, choice)
-			require.Zero(t, p.Lost())
+			require.Zero(t, p.Lost.Load())
 		})
 	}
 }
@@ -76,7 +76,7 @@ func TestParticipantLateReply(t *testing.T) {
 		hangs.Store(false)
 		time.Sleep(10 * time.Second)
 		require.Equal(t, []int64{1, 1}, s.given())
-		require.Zero(t, p.Lost())
+		require.Zero(t, p.Lost.Load())
 		require.True(t, try(t.Context(), p, 1, time.Minute).Granted)
 	})
 }
@@ -92,11 +92,11 @@ func TestParticipantLoses(t *testing.T) {
 		s.buckets[1].seq++
 		s.mu.Unlock()
 		require.NoError(t, p.Cancel(t.Context(), q))
-		require.Equal(t, int64(4), p.Lost())
+		require.Equal(t, int64(4), p.Lost.Load())
 		require.Equal(t, []int64{2, 0}, s.given())
 		require.NoError(t, p.Cancel(t.Context(), q))
 		require.False(t, p.Claim(q))
-		require.Equal(t, int64(4), p.Lost())
+		require.Equal(t, int64(4), p.Lost.Load())
 	})
 }
 
@@ -117,7 +117,7 @@ func TestParticipantCallerLeaves(t *testing.T) {
 		require.Less(t, time.Since(began), 110*time.Millisecond, "it has the permits that were due at 100 ms")
 		time.Sleep(time.Second)
 		require.Equal(t, []int64{1, 1}, s.given(), "its own have gone back")
-		require.Zero(t, p.Lost())
+		require.Zero(t, p.Lost.Load())
 	})
 }
 
@@ -212,7 +212,7 @@ func TestParticipantReturn(t *testing.T) {
 		require.Equal(t, []int64{1, 1}, s.given())
 		require.NoError(t, p.Return(t.Context(), q))
 		require.Equal(t, []int64{1, 1}, s.given())
-		require.Zero(t, p.Lost())
+		require.Zero(t, p.Lost.Load())
 	})
 }
 

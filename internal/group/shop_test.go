@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,7 +94,7 @@ func (s *shop) empty() {
 // config returns the configuration of a participant whose members are the buckets, all in one part unless parts are given.
 func (s *shop) config(choice permit.Choice, parts ...[]int) Config {
 	c := Config{Choice: choice, Parts: parts, Decide: s.decide, Immediate: true, MaxWaiters: 100, Timeout: time.Second, Clock: clockwork.NewRealClock(),
-		Failure: func(member int, err error) error { return fmt.Errorf("member %d: %w", member, err) }}
+		Failure: func(member int, err error) error { return fmt.Errorf("member %d: %w", member, err) }, Lost: new(atomic.Int64)}
 	all := []int{}
 	for i, b := range s.buckets {
 		c.Members = append(c.Members, Member{b.limiter, b.weight})
@@ -232,6 +233,9 @@ func deskOf(s *shop, choice permit.Choice, parts ...[]int) *desk {
 	s.clock = func() int64 { return d.now }
 	s.empty()
 	d.members = make([]member, len(d.config.Members))
+	for i := range d.members {
+		d.members[i].lost = new(atomic.Int64)
+	}
 	for i := range d.members {
 		d.members[i].Member = d.config.Members[i]
 		d.members[i].stored = permit.MaxBatch
