@@ -166,10 +166,15 @@ func (s *session) switchRow(ctx context.Context, of *turning, l layout, lock boo
 		selected = append(selected, read(d, c))
 	}
 	query := "SELECT " + strings.Join(selected, ", ") + " FROM " + d.QuoteTable(of.table) + " WHERE " + p.equals(column{name: "name"}, of.name)
+	right := "SELECT"
 	if lock {
+		if _, err := s.switchRow(ctx, of, l, false); err != nil { // it shows which of two rights is missing
+			return nil, err
+		}
 		query += " FOR UPDATE"
+		right = "UPDATE" // PostgreSQL requires it for the lock
 	}
-	rows, err := s.query(ctx, "SELECT", of.table, query, p.values...)
+	rows, err := s.query(ctx, right, of.table, query, p.values...)
 	if err != nil || len(rows) == 0 {
 		return nil, s.failed("read", of.table, err)
 	}

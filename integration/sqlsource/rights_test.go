@@ -1,13 +1,18 @@
 package sqlsource
 
 import (
+	"context"
 	"database/sql"
+	"errors"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -78,31 +83,120 @@ func (b backend) quoted(column string) string {
 	return "`" + column + "`"
 }
 
-// The rights of a gateway that edits no rows: SELECT in the table of limits and in that of the switch. Tables are created with the right to
-// create, also if they exist.
-func TestRightsOfAGateway(t *testing.T) {
-	for _, b := range backends {
-		if b.dialect == sqlsource.SQLite {
+// aGrant is one right of a user of docs/security.md.
+type aGrant struct{ right, on, user string }
+
+// documentedGrants returns the grants of docs/security.md, one for each right. Those behind "-- PostgreSQL" are for that database alone.
+func (b backend) documentedGrants(t *testing.T) (all []aGrant) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/security.md")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) {
+		m := regexp.MustCompile(`^GRANT ([A-Z, ]+) ON (.+) TO (\w+);(.*)$`).FindStringSubmatch(strings.TrimSpace(line))
+		if m == nil {
+			require.NotContains(t, line, "GRANT ", "a grant of another form")
 			continue
 		}
+		if !strings.Contains(m[4], "PostgreSQL") || b.dialect == sqlsource.PostgreSQL {
+			for right := range strings.SplitSeq(m[1], ", ") {
+				all = append(all, aGrant{right, m[2], m[3]})
+			}
+		}
+	}
+	return all
+}
+
+// A gateway, and an editor, can do everything with the grants of docs/security.md, and without any one of them something fails. The error names
+// the right. Tables are created with the right to create, also if they exist.
+func TestGrants(t *testing.T) {
+	for _, b := range backends[:2] { // SQLite has no users
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
 			place, dsn := b.place(t)
 			admin := open(t, b.driver, dsn)
-			require.NoError(t, sqlsource.CreateTable(ctx, admin, b.dialect))
+			newEditor(t, b, admin)
 			require.NoError(t, sqlsource.CreateSwitchTable(ctx, admin, b.dialect))
-			b.insert(t, admin, conf, "name, rate", "/a", 5)
-			db := b.reader(t, admin, place, dsn, nil)
-			for _, table := range []string{conf, "t_ratelimite_switch"} {
-				exec(t, admin, "GRANT SELECT ON "+place+"."+table+" TO reader_"+place)
+			users := map[string]*sql.DB{}
+			for _, user := range []string{"gateway", "editor"} {
+				name := user + "_" + place
+				exec(t, admin, "CREATE USER "+name)
+				users[user] = open(t, b.driver, strings.NewReplacer("root:@", name+":@", "//postgres@", "//"+name+"@").Replace(dsn))
 			}
-			require.Len(t, load(t, b, db).Limits, 1)
-			sw, err := sqlsource.NewSwitch(db, b.dialect)
-			require.NoError(t, err)
-			defer sw.Close()
-			require.NoError(t, sw.Err())
-			require.Error(t, sqlsource.CreateTable(ctx, db, b.dialect), "it exists, but the database checks the right first")
-			require.Error(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect))
+			change := func(verb, to string, g aGrant) {
+				_, table, _ := strings.Cut(" "+g.on, "limits")
+				exec(t, admin, verb+" "+g.right+" ON "+strings.TrimSuffix(g.on, "limits"+table)+place+table+" "+to+" "+g.user+"_"+place)
+			}
+			grants := b.documentedGrants(t)
+			tried := map[string]bool{}
+			for _, g := range grants {
+				change("GRANT", "TO", g)
+				tried[g.user] = true
+			}
+			require.Len(t, tried, len(users), "the users of the page")
+			operate := func(user string) error {
+				exec(t, admin, "DELETE FROM "+conf)
+				exec(t, admin, "DELETE FROM t_ratelimite_switch")
+				b.insert(t, admin, conf, "name, rate", "/a", 5)
+				if user == "gateway" {
+					return b.operateGateway(t, users[user])
+				}
+				return operateEditor(editorOf(t, b, users[user]))
+			}
+			for user, db := range users {
+				require.NoError(t, operate(user), user)
+				require.Error(t, sqlsource.CreateTable(ctx, db, b.dialect), "it exists, but the database checks the right first")
+				require.Error(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect))
+			}
+			for _, g := range grants {
+				change("REVOKE", "FROM", g)
+				err := operate(g.user)
+				require.Error(t, err, "without %s on %s everything works for %s", g.right, g.on, g.user)
+				var right *sqlsource.RightError
+				if errors.As(err, &right) {
+					require.Equal(t, [2]string{g.right, strings.TrimPrefix(g.on, "limits.")}, of(right))
+				}
+				t.Logf("%s without %s on %s: %v", g.user, g.right, g.on, err)
+				change("GRANT", "TO", g)
+				require.NoError(t, operate(g.user))
+			}
 		})
 	}
+}
+
+// operateGateway does what a gateway does with its database.
+func (b backend) operateGateway(t *testing.T, db *sql.DB) error {
+	_, err := source(t, b, db).Load(ctx)
+	sw, e := sqlsource.NewSwitch(db, b.dialect)
+	require.NoError(t, e)
+	defer sw.Close()
+	return errors.Join(err, sw.Err())
+}
+
+// operateEditor does what a console does with its database: it adds, changes and removes a row, takes that back, and turns the switch twice.
+func operateEditor(e *editor.Editor) error {
+	var version editor.Version
+	for _, values := range []editor.Values{to(e, 5, nil), to(e, 6, nil), nil} {
+		done, err := e.Change(ctx, editor.Change{Name: "/b", From: version, To: values, Who: "ann", Why: "to see"})
+		if err == nil && values == nil {
+			_, err = e.Undo(ctx, done.ID, "ann", "back")
+		}
+		if err != nil {
+			return err
+		}
+		row, err := e.Get(ctx, "/b")
+		if err != nil {
+			return err
+		}
+		version = row.Version
+	}
+	if _, err := e.Act(ctx, editor.Action{Name: "/a", What: "reset", Who: "ann", Why: "to see"}, func(context.Context) error { return nil }); err != nil {
+		return err
+	}
+	for _, on := range []bool{false, true} {
+		if _, err := e.SetSwitch(ctx, on, "ann", "to see"); err != nil {
+			return err
+		}
+	}
+	_, err := e.History(ctx, "", 10)
+	return err
 }
