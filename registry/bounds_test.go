@@ -186,8 +186,9 @@ func TestRowWins(t *testing.T) {
 	name := fmt.Sprint("/wins/", rand.Uint64())
 	var window *slidingwindow.Limiter
 	var places *semaphore.Semaphore
+	log := new(logged)
 	row := registry.Limit{Name: name, Row: "1", NoRate: true, Window: time.Hour, WindowLimit: 6, Concurrent: 3, Version: 5}
-	r := open(t, registry.Static{row, bounded("/plain", func(l *registry.Limit) { l.Window, l.WindowLimit, l.Concurrent = 0, 0, 0 })}, tokenbucket.NewMemoryStore(),
+	r := open(t, registry.Static{row, bounded("/plain", func(l *registry.Limit) { l.Window, l.WindowLimit, l.Concurrent = 0, 0, 0 })}, tokenbucket.NewMemoryStore(), log.option(),
 		registry.WithWindows(func(name string, limit int, length, resolution time.Duration, opts ...slidingwindow.Option) (l *slidingwindow.Limiter, err error) {
 			l, err = slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 			window = l
@@ -215,6 +216,7 @@ func TestRowWins(t *testing.T) {
 	require.NoError(t, r.Reload(ctx))
 	entered(t, r, name)
 	require.Equal(t, registry.Usage{Window: time.Hour, WindowUsed: 2, WindowLimit: 6, Inside: 2, Places: 2, Concurrent: 3}, usage())
+	require.Contains(t, log.String(), "registry: the bucket has differed from its row for two loads; the row is put in force again")
 	_, ok, err = r.Usage(ctx, "/plain")
 	require.NoError(t, err)
 	require.False(t, ok)

@@ -36,6 +36,7 @@ func TestLostPlacesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
 		a := &attempt{env: &Env{Log: slog.New(slog.NewTextHandler(&text, nil))}, slot: new(Slot)}
+		defer func() { require.Contains(t, text.String(), "registry: the place of a call was lost before it ended") }()
 		for _, lines := range []int{1, 2} {
 			for range 3 {
 				a.lost(errors.New("expired"))
