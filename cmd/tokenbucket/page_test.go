@@ -191,6 +191,7 @@ var pageCases = map[string]pageCase{
 	"a limit was disabled by its row": {make: func(g *pageGateway) {
 		g.limit.write(g.T, strings.Replace(pageFile, "DISABLED", "true", 1))
 		g.waitFor(g.T, "off: every call passes")
+		g.loads(g.T, 2) // the line comes before the row is in force
 		g.ask("/off", 1)
 	}},
 	"a row is in shadow":               {make: func(g *pageGateway) { g.ask("/shadow", 3) }, but: []string{"still in shadow", "no limit is in shadow", "every limit is in shadow", `by="shadow"`, "loads.all_shadow"}},
