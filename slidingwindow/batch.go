@@ -1,16 +1,12 @@
 package slidingwindow
 
 import (
-	"context"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/batch"
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/internal/step"
 )
 
 // maxBatch is the most calls of a batch.
@@ -26,8 +22,8 @@ type flight struct {
 	limit   int64   // to be set; 0 if none
 	args    []string
 	keys    int           // of args
-	sent    int64         // by the coordinator's clock
-	began   time.Duration // by clock.Mono
+	sent    int64         // by machine.now
+	began   time.Duration // by step.Moment.Mono
 	granted []int64
 	at      int64 // when it was decided, by the server's clock
 }
@@ -68,76 +64,74 @@ func (b *flight) goAlone() {
 	b.report, b.alone = nil, true
 }
 
-// source is the batch.Source of a coordinator.
-type source struct {
-	batch.Place
-	coordinator *coordinator
+// mustReport reports whether Redis lacks permits or refunds of this process and can be sent them.
+func (m *machine) mustReport(moment step.Moment) bool {
+	a := &m.admitted
+	return (a.unreported.size > 0 || a.doubtful != nil || len(a.refunds) > 0) && !m.broken && m.fault == nil && !m.putsOff(moment)
 }
 
-// Depart implements batch.Source.
-func (s *source) Depart() (*flight, time.Time, bool) {
-	c := s.coordinator
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	b := c.build()
-	return b, time.Now().Add(c.policy.timeout), b != nil
-}
+// putsOff reports whether reports and refunds wait, because a slot moves.
+func (m *machine) putsOff(moment step.Moment) bool { return moment.Mono < m.putOff }
 
-// mustReport reports whether Redis lacks permits or refunds of this process and can be sent them. mu must be held.
-func (c *coordinator) mustReport() bool {
-	a := &c.admitted
-	return (a.unreported.size > 0 || a.doubtful != nil || len(a.refunds) > 0) && !c.redis.broken && !c.redis.down() && !c.putsOff()
-}
-
-// putsOff reports whether reports and refunds wait, because a slot moves. mu must be held.
-func (c *coordinator) putsOff() bool { return clock.Mono() < c.putOff }
-
-// build returns the next batch, or nil if there is nothing to send. mu must be held.
-func (c *coordinator) build() *flight {
-	b := &flight{sent: c.now(), began: clock.Mono()}
-	limit, kept := c.limit.Load(), int64(0)
+// Build implements step.Machine.
+func (m *machine) Build(moment step.Moment, out *step.Out) (*flight, bool) {
+	now := m.now(moment.Local)
+	b := &flight{sent: now, began: moment.Mono}
+	kept := int64(0)
 	var refused []*call
 	for len(b.calls) < maxBatch {
-		q := c.queue.next()
-		if q == nil {
+		c := m.queue.next()
+		if c == nil {
 			break
 		}
-		if !q.recheck && q.n > 0 && c.view.valid && c.view.counts.used(&c.rule, c.view.latest(b.sent))+kept+q.n > limit { // the last reply showed it
-			refused = append(refused, q)
+		if !c.recheck && c.n > 0 && m.view.valid && m.view.counts.used(&m.rule, m.view.latest(now))+kept+c.n > m.limit { // the last reply showed it
+			refused = append(refused, c)
 			continue
 		}
-		kept += q.holds()
-		b.add(q)
+		kept += c.holds()
+		b.add(c)
 	}
-	c.queue.settle(refused...)
-	for _, q := range refused {
-		q.verdict.by = BySnapshot
-		close(q.ready)
+	m.queue.settle(refused...)
+	m.refuseAll(refused, BySnapshot, out)
+	if len(b.calls) == 0 && !m.look && !m.mustReport(moment) {
+		return nil, false
 	}
-	if len(b.calls) == 0 && !c.look && !c.mustReport() {
-		return nil
-	}
-	c.look = false
-	b.report = c.admitted.report(&c.rule, 1+rand.Int64N(maxInteger))
-	if c.putsOff() {
+	m.look = false
+	b.report = m.admitted.report(&m.rule, 1+m.draw(maxInteger))
+	if m.putsOff(moment) {
 		b.report = nil
-	} else if !c.redis.down() && !c.redis.broken { // else they may be lost, and could not be sent again
-		b.refunds, c.admitted.refunds = c.admitted.refunds, nil
+	} else if m.fault == nil && !m.broken { // else they may be lost, and could not be sent again
+		b.refunds, m.admitted.refunds = m.admitted.refunds, nil
 	}
-	b.args, b.keys = c.arguments(b)
-	return b
+	b.args, b.keys = m.arguments(b)
+	m.flying = b
+	return b, true
+}
+
+// refuseAll refuses requests. Those that wait go back to the front of the line, in their order.
+func (m *machine) refuseAll(calls []*call, by Decider, out *step.Out) {
+	var line []*call
+	for _, c := range calls {
+		m.back(c)
+		c.recheck = false
+		if c.waits && !c.cancelled {
+			c.lined = true
+			line = append(line, c)
+			continue
+		}
+		m.end(c, verdict{by: by}, nil, out)
+	}
+	m.line.putBack(line)
 }
 
 // arguments returns the keys and arguments of lua/apply.lua, and how many of them are keys.
-func (c *coordinator) arguments(b *flight) (args []string, keys int) {
-	r := &c.rule
-	at, deadline, steady, limit := "", "", "", ""
-	if c.server != nil {
-		at = decimal(c.server())
-	} else if c.view.valid {
-		deadline = decimal(c.view.latest(b.sent) + c.policy.timeout.Microseconds())
+func (m *machine) arguments(b *flight) (args []string, keys int) {
+	r := &m.rule
+	deadline, steady, limit := "", "", ""
+	if m.scriptTime == "" && m.view.valid {
+		deadline = decimal(m.view.latest(b.sent) + m.policy.timeout.Microseconds())
 	}
-	if c.policy.local {
+	if m.policy.local {
 		steady = "1"
 	}
 	if b.limit > 0 {
@@ -151,38 +145,18 @@ func (c *coordinator) arguments(b *flight) (args []string, keys int) {
 	}
 	refunds := slices.Clone(b.refunds)
 	for i := range refunds {
-		refunds[i].last += c.view.back
+		refunds[i].last += m.view.back
 	}
-	args, number, parts := []string{c.key}, "", ""
+	args, number, parts := []string{m.key}, "", ""
 	if b.report != nil {
-		args, number, parts = append(args, c.key+":"+c.process), decimal(b.report.number), strings.TrimPrefix(formatParts(b.report.parts), " ")
+		args, number, parts = append(args, m.key+":"+m.sender), decimal(b.report.number), strings.TrimPrefix(formatParts(b.report.parts), " ")
 	}
 	keys = len(args)
 	const grace = 60_000 // ms beyond the least time to live, for a server whose clock is set back
 	return append(args,
-		at, decimal(r.window), decimal(r.resolution), decimal(c.limit.Load()),
-		decimal((r.window+r.resolution+standstill)/1000+grace), deadline, decimal(1+rand.Int64N(1<<40)),
+		m.scriptTime, decimal(r.window), decimal(r.resolution), decimal(m.limit),
+		decimal((r.window+r.resolution+standstill)/1000+grace), deadline, decimal(1+m.draw(1<<40)),
 		parts, string(asked),
-		decimal(c.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(c.view.epoch), steady, number,
+		decimal(m.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(m.view.epoch), steady, number,
 	), keys
-}
-
-// send runs the scripts of batches in a goroutine of c.trips.
-func (c *coordinator) send(_ string, items []*batch.Item[*flight, []string]) { c.ask(c.client, items) }
-
-// ask runs the scripts of batches with a client. A caller may run it in its own goroutine only if the client returns by the deadline.
-func (c *coordinator) ask(client script.Client, items []*batch.Item[*flight, []string]) {
-	for _, i := range items {
-		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
-		reply, err := applyScript.RunTogether(ctx, client, i.Batch.keys, i.Batch.args...)
-		if i.Batch.keys > 1 && script.KeysApart(err) {
-			i.Batch.goAlone()
-			reply, err = applyScript.Run(ctx, client, i.Batch.keys, i.Batch.args...)
-		}
-		if err != nil {
-			err = c.explain(ctx, client, err)
-		}
-		cancel()
-		i.Answer(reply, err)
-	}
 }

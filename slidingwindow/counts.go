@@ -1,6 +1,9 @@
 package slidingwindow
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 const (
 	// maxLimit is the most permits of a window, maxCount those of a sub-interval.
@@ -200,4 +203,12 @@ func (c *counts) until(r *rule, from, room int64) int64 {
 		}
 	}
 	return low
+}
+
+// wait returns the time from at until n permits more are within a limit, if none are added.
+func (c *counts) wait(r *rule, at, limit, n int64) time.Duration {
+	if n < 1 || c.used(r, at)+n <= limit {
+		return 0
+	}
+	return time.Duration(c.until(r, at, limit-n)-at) * time.Microsecond
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"os"
@@ -21,6 +20,13 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/internal/step"
+)
+
+const (
+	minPause = step.MinPause
+	maxPause = step.MaxPause
 )
 
 func TestBadInput(t *testing.T) {
@@ -280,7 +286,7 @@ func TestLostReply(t *testing.T) {
 			time.Sleep(c.client) // until the client has given up as well
 			synctest.Wait()
 			m.mu.Lock()
-			require.Zero(t, m.coordinator.redis.abandoned)
+			require.Zero(t, m.coordinator.process.Abandoned)
 			m.mu.Unlock()
 			require.EqualValues(t, 3, client.executed(), "two calls, and one batch without calls")
 		})
@@ -363,9 +369,9 @@ func TestAway(t *testing.T) {
 			}
 			synctest.Wait()
 			l.mu.Lock()
-			require.Nil(t, l.coordinator.redis.outage.Down())
+			require.Nil(t, l.coordinator.process.Outage.Down())
 			require.Zero(t, l.coordinator.admitted.unreported.size)
-			require.Zero(t, l.coordinator.redis.abandoned)
+			require.Zero(t, l.coordinator.process.Abandoned)
 			l.mu.Unlock()
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
@@ -423,7 +429,7 @@ func TestAwayPauses(t *testing.T) {
 			return refused
 		})
 		asked(t, l, 10*time.Minute)
-		require.InDelta(t, 10*time.Minute/longPause+9, looks.Load(), 5)
+		require.InDelta(t, 10*time.Minute/step.LongPause+9, looks.Load(), 5)
 		close(open)
 	})
 }
@@ -527,9 +533,10 @@ func TestShareBeforeRedis(t *testing.T) {
 	defer l.mu.Unlock()
 	allow := func(n, now int64, want bool) {
 		t.Helper()
-		v, err := l.coordinator.decideLocally(n, now)
-		require.NoError(t, err)
-		require.Equal(t, want, v.ok)
+		c := &call{n: n}
+		l.coordinator.decideLocally(c, now, new(step.Out))
+		require.NoError(t, c.err)
+		require.Equal(t, want, c.verdict.ok)
 	}
 	const trip, hour, minute = 1_700_000, 3_600_000_000, 60_000_000
 	sent, received := begin+10_000_000, begin+10_000_000+trip
@@ -562,7 +569,7 @@ func TestTooLate(t *testing.T) {
 		synctest.Wait()
 		require.EqualValues(t, 2, client.executed())
 		l.mu.Lock()
-		require.Zero(t, l.coordinator.redis.abandoned)
+		require.Zero(t, l.coordinator.process.Abandoned)
 		l.mu.Unlock()
 		left, err := l.refreshed(t)
 		require.NoError(t, err)
@@ -615,7 +622,7 @@ func TestLate(t *testing.T) {
 	_, err = l.Allow(ctx)
 	require.NoError(t, err)
 	l.mu.Lock()
-	at := l.coordinator.now()
+	at := l.coordinator.now(l.now())
 	l.coordinator.view.server.Observe(l.coordinator.view.earliest(at)-10_000_000, at, at)
 	l.coordinator.view.counts.seen -= 10_000_000
 	l.mu.Unlock()
@@ -663,34 +670,40 @@ func TestManyGiveUp(t *testing.T) {
 	l, err := New(unique(t), many, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute), WithMaxWaiters(many))
 	require.NoError(t, err)
 	h.hold.Store(true)
-	submit := func() (*call, error) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		c := &call{n: 1, ready: make(chan struct{})}
-		defer l.coordinator.start()
-		return c, l.coordinator.submit(c)
+	var calls []*call
+	results := make(chan error, 2*many)
+	over, giveUp := context.WithCancel(ctx)
+	submit := func(ctx context.Context) *call {
+		c := &call{n: 1}
+		go func() {
+			_, err := l.coordinator.do(ctx, c)
+			results <- err
+		}()
+		return c
 	}
-	first, err := submit()
-	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return first.sent
-	}, 10*time.Second, time.Millisecond)
-	calls := make([]*call, many)
-	for i := range calls {
-		calls[i], err = submit()
-		require.NoError(t, err)
+	queued := func(n int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.coordinator.flying != nil && l.coordinator.queue.live() == n
+		}, 20*time.Second, time.Millisecond)
 	}
-	_, err = submit()
+	submit(ctx)
+	queued(0)
+	for range many - 1 {
+		calls = append(calls, submit(over))
+	}
+	queued(many - 1)
+	last := submit(ctx)
+	queued(many)
+	_, err = l.Allow(ctx)
 	require.ErrorIs(t, err, ErrTooManyWaiters)
-	over, cancel := context.WithCancel(ctx)
-	cancel()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	for _, c := range calls[:many-1] {
-		_, err = l.coordinator.await(over, c)
-		require.ErrorIs(t, err, context.Canceled)
+	giveUp()
+	for range calls {
+		require.ErrorIs(t, <-results, context.Canceled)
 	}
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1000*many))
@@ -698,57 +711,42 @@ func TestManyGiveUp(t *testing.T) {
 	require.EqualValues(t, 2, l.coordinator.queue.pending)
 	require.Less(t, len(l.coordinator.queue.calls), 4, "cancelled calls are removed from the queue")
 	l.mu.Unlock()
-	for range many - 1 {
-		_, err = submit()
-		require.NoError(t, err)
-	}
-	_, err = submit()
-	require.ErrorIs(t, err, ErrTooManyWaiters)
 	h.hold.Store(false)
 	close(h.open)
-	v, err := l.coordinator.await(ctx, calls[many-1])
-	require.NoError(t, err)
-	require.True(t, v.ok)
-	require.Eventually(t, func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.coordinator.queue.pending == 0
-	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, <-results)
+	require.NoError(t, <-results)
+	require.True(t, last.verdict.ok)
 	l.mu.Lock()
 	require.Zero(t, l.coordinator.queue.pending)
 	require.Zero(t, l.coordinator.queue.cancelled)
 	l.mu.Unlock()
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
-	require.Zero(t, left, "the last call was refused, and the cancelled calls took nothing")
+	require.Equal(t, many-2, left, "the cancelled calls took nothing")
 }
 
 // A caller that gives up after its call was decided is not removed from the counts twice.
 func TestGiveUpAnswered(t *testing.T) {
-	l, err := New("x", 10, time.Hour, time.Minute, WithRedis(redistestNone{}))
-	require.NoError(t, err)
-	over, cancel := context.WithCancel(ctx)
-	cancel()
-	l.mu.Lock()
+	m := &machine{rule: rule{1000, 100, 10}, limit: 10, queue: queue{most: 10}}
+	var out step.Out
 	var calls []*call
-	submit := func() {
-		c := &call{n: 1, ready: make(chan struct{})}
-		require.NoError(t, l.coordinator.submit(c))
+	join := func() {
+		c := &call{n: 1}
+		m.Join(c, step.Moment{}, &out)
 		calls = append(calls, c)
 	}
-	submit()
-	b := l.coordinator.build()
-	submit()
-	submit()
-	done := l.coordinator.settle(b, nil, io.EOF).done
-	l.mu.Unlock()
-	require.Equal(t, calls, done)
+	join()
+	b, _ := m.Build(step.Moment{}, &out)
+	join()
+	join()
+	m.Settle(b, nil, step.Failed, ErrStoreUnavailable, step.Moment{}, &out)
+	m.Outage(ErrStoreUnavailable, step.Moment{}, &out)
 	for _, c := range calls {
-		_, err := l.coordinator.await(over, c)
-		require.ErrorIs(t, err, ErrStoreUnavailable, "its result counts")
+		require.True(t, c.Ended())
+		require.ErrorIs(t, c.err, ErrStoreUnavailable)
 	}
-	require.Zero(t, l.coordinator.queue.pending)
-	require.Zero(t, l.coordinator.queue.cancelled)
+	require.Zero(t, m.queue.pending)
+	require.Zero(t, m.queue.cancelled)
 }
 
 // While Redis is slow, a call beyond the bound of waiters fails at once.
@@ -800,7 +798,7 @@ func TestCallerIsBackInTime(t *testing.T) {
 			defer func() { _ = client.Close() }()
 			l, err := New(unique(t), 100, time.Hour, time.Minute, WithRedis(client), WithStoreTimeout(2*time.Second))
 			require.NoError(t, err)
-			require.NotZero(t, l.coordinator.trips.Timeout)
+			require.NotNil(t, script.Bounded(client))
 			patient, cancel := context.WithTimeout(ctx, time.Hour)
 			defer cancel()
 			for range 2 {
@@ -810,7 +808,7 @@ func TestCallerIsBackInTime(t *testing.T) {
 			began := time.Now()
 			for range 2 {
 				l.mu.Lock()
-				l.coordinator.redis.outage = outage.Status{} // so that it makes a round trip during the outage
+				l.coordinator.process.Outage, l.coordinator.fault = outage.Status{}, nil // so that it makes a round trip during the outage
 				l.mu.Unlock()
 				_, err = l.Allow(patient)
 				require.ErrorIs(t, err, ErrStoreTimeout)

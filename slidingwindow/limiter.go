@@ -110,30 +110,35 @@ func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
 
 // decide implements AllowN.
 func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration, err error) {
-	v.by = ByCheck
-	if err := ctx.Err(); err != nil {
-		return v, 0, err
-	}
-	if n < 1 || int64(n) > l.limit.Load() {
-		if err := l.checkPermits(ctx, n); err != nil {
-			return v, 0, err
-		}
+	if err := l.check(ctx, n); err != nil {
+		return verdict{by: ByCheck}, 0, err
 	}
 	switch {
 	case l.isFull():
 		return verdict{by: BySnapshot}, 0, nil
 	case l.coordinator != nil:
-		v, err = l.coordinator.allow(ctx, int64(n))
+		v, err = l.coordinator.do(ctx, &call{n: int64(n)})
 	default:
 		v, err = l.allowLocal(int64(n))
 	}
 	return v, 0, err
 }
 
+// check returns the error of a call that cannot be made.
+func (l *Limiter) check(ctx context.Context, n int) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if n < 1 || int64(n) > l.limit.Load() {
+		return l.checkPermits(ctx, n)
+	}
+	return nil
+}
+
 // checkPermits checks n. It asks for the limit in force if n seems to exceed it.
 func (l *Limiter) checkPermits(ctx context.Context, n int) error {
 	if c := l.coordinator; c != nil && n >= 1 && int64(n) <= maxLimit {
-		if err := c.refresh(ctx, true); err != nil && ctx.Err() != nil {
+		if _, err := c.do(ctx, &call{kind: asks}); err != nil && ctx.Err() != nil {
 			return err
 		}
 	}
@@ -146,13 +151,13 @@ func (l *Limiter) checkPermits(ctx context.Context, n int) error {
 func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.stopRefusing()
+	l.publish(span{})
 	limit := l.limit.Load() // SetLimit may have ended the span
 	at := l.counts.advance(&l.rule, l.now())
 	used := l.counts.used(&l.rule, at)
 	if used+n > limit {
 		if used+1 > limit {
-			l.refuseFor(l.counts.until(&l.rule, at, limit-1) - at)
+			l.publish(spanOf(l.now(), l.counts.until(&l.rule, at, limit-1)-at))
 		}
 		return v, nil
 	}
@@ -169,40 +174,34 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if l.coordinator != nil {
-		if err := l.coordinator.refresh(ctx, false); err != nil {
+		if _, err := l.coordinator.do(ctx, &call{kind: knows}); err != nil {
 			return 0, err
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	limit, used, _ := l.standing()
+	limit, used, _ := l.standing(1)
 	return int(max(0, limit-used)), nil
 }
 
 // RetryAfter returns the least time until n permits can be admitted, according to the last reply: 0 if they might be admitted now. It makes
 // no round trip. For more than the limit it returns the longest duration.
 func (l *Limiter) RetryAfter(n int) time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	limit, used, until := l.standing()
-	switch {
-	case int64(n) > limit:
+	limit, _, wait := l.standing(int64(n))
+	if int64(n) > limit {
 		return math.MaxInt64
-	case n < 1 || used+int64(n) <= limit:
-		return 0
 	}
-	return time.Duration(until(limit-int64(n))) * time.Microsecond
+	return wait
 }
 
-// standing returns the limit, the permits that count against it now, and a function that returns for how many microseconds more than room
-// will be used. mu must be held.
-func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
-	limit = l.limit.Load()
+// standing returns the limit, the permits that count against it now, and the time until n more can be admitted.
+func (l *Limiter) standing(n int64) (limit, used int64, wait time.Duration) {
 	if l.coordinator != nil {
-		return l.coordinator.standing(limit)
+		return l.coordinator.standing(n)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	at := max(l.now(), l.counts.seen)
-	return limit, l.counts.used(&l.rule, at), func(room int64) int64 { return l.counts.until(&l.rule, at, room) - at }
+	limit, used = l.limit.Load(), l.counts.used(&l.rule, at)
+	return limit, used, l.counts.wait(&l.rule, at, limit, n)
 }
 
 // SetLimit changes the limit, with Redis for all processes: it becomes the next version, and the newest version is in force for every
@@ -225,12 +224,13 @@ func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 		return err
 	}
 	if l.coordinator != nil {
-		return l.coordinator.setLimit(ctx, int64(n))
+		_, err := l.coordinator.do(ctx, &call{kind: sets, limit: int64(n)})
+		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.limit.Store(int64(n))
-	l.stopRefusing()
+	l.publish(span{})
 	l.waiters.wake()
 	return nil
 }
@@ -253,14 +253,14 @@ func (l *Limiter) Reconfigure(as *Limiter) error {
 		version, policy = c.version, c.policy
 	}
 	as.mu.Unlock()
+	if c := l.coordinator; c != nil {
+		c.reconfigure(limit, version, policy.failure)
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c := l.coordinator; c != nil {
-		c.policy.failure = policy.failure
-		limit, c.version = c.newest(limit, version)
-	}
 	l.limit.Store(limit)
-	l.stopRefusing()
+	l.publish(span{})
 	l.waiters.wake()
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/step"
 )
 
 // Observer receives the events of a limiter, for metrics, traces and logs. Functions that are nil are not called, and a limiter without an
@@ -89,20 +90,19 @@ type Health struct {
 // WithObserver sets the observer of the limiter.
 func WithObserver(o Observer) Option { return func(op *options) { op.observer = &o } }
 
-// observe reports a batch that has landed to the observer. mu must not be held.
-func (c *coordinator) observe(b *flight, l landed) {
-	o := c.observer
-	if o == nil {
-		return
+// noteTrip reports the end of a round trip to the observer.
+func (m *machine) noteTrip(b *flight, requests int, err error, moment step.Moment, out *step.Out) {
+	if m.observer != nil && m.observer.Trip != nil {
+		trip := Trip{m.name, requests, moment.Mono - b.began, err}
+		out.Note(func() { m.observer.Trip(trip) })
 	}
-	if o.Trip != nil {
-		o.Trip(Trip{c.name, len(b.calls), clock.Mono() - b.began, l.err})
-	}
-	if o.Health != nil && l.down {
-		o.Health(Health{Limiter: c.name, Down: true, Policy: l.policy, Err: l.err})
-	}
-	if o.Health != nil && l.ended != nil {
-		o.Health(Health{Limiter: c.name, Policy: l.policy, After: time.Since(l.ended.Since)})
+}
+
+// noteHealth reports the beginning or the end of an outage to the observer.
+func (m *machine) noteHealth(h Health, out *step.Out) {
+	if m.observer != nil && m.observer.Health != nil {
+		h.Limiter, h.Policy = m.name, m.policy.failure
+		out.Note(func() { m.observer.Health(h) })
 	}
 }
 

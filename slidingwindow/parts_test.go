@@ -1,12 +1,11 @@
 package slidingwindow
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/step"
 )
 
 // Calls that are put back are sent before those that have arrived since, in their order.
@@ -23,27 +22,23 @@ func TestPutBackInFront(t *testing.T) {
 // A clock that is set back stands still for the step, and goes on from there. The view is invalid after it, because the time that has passed
 // is unknown.
 func TestSteadyClock(t *testing.T) {
-	hand := &handClock{micros: 5000}
-	c := &coordinator{window: &window{clock: clock.New(hand)}}
-	began := c.now()
-	c.view.valid = true
-	hand.micros = 6000
-	require.Equal(t, began+1000, c.now())
-	require.True(t, c.view.valid)
-	hand.micros = 2000
-	require.Equal(t, began+1000, c.now())
-	require.False(t, c.view.valid)
-	c.view.valid = true
-	hand.micros = 2500
-	require.Equal(t, began+1500, c.now())
-	require.True(t, c.view.valid)
+	m := new(machine)
+	began := m.now(5000)
+	m.view.valid = true
+	require.Equal(t, began+1000, m.now(6000))
+	require.True(t, m.view.valid)
+	require.Equal(t, began+1000, m.now(2000))
+	require.False(t, m.view.valid)
+	m.view.valid = true
+	require.Equal(t, began+1500, m.now(2500))
+	require.True(t, m.view.valid)
 }
 
 // A reply ends the pause of reports after an error that needed a repair.
 func TestReplyAfterARepair(t *testing.T) {
-	h := health{broken: true}
-	require.Nil(t, h.replied())
-	require.False(t, h.broken)
+	m := &machine{rule: rule{1000, 100, 10}, broken: true}
+	m.Settle(new(flight), []string{"5000 5000", "", ""}, step.Replied, nil, step.Moment{}, new(step.Out))
+	require.False(t, m.broken)
 }
 
 // Refunds that Redis does not have yet move with the clock, and lapse if Redis has lost the state that they would change.
@@ -63,26 +58,28 @@ func TestRefundsNotSent(t *testing.T) {
 
 // The calls of a batch that ran too late are sent once more, with its refunds. The second time they fail.
 func TestLateTwice(t *testing.T) {
-	c := &coordinator{window: &window{name: "x"}, queue: queue{most: 10}}
+	m := &machine{rule: rule{1000, 100, 10}, queue: queue{most: 10}}
 	q := &call{n: 1, sent: true}
-	c.queue.pending = 1
-	again, err := c.resend(&flight{calls: []*call{q}, refunds: []part{{1, 2}}}, []string{"late", "1000"}, 1000)
-	require.True(t, again)
-	require.NoError(t, err)
-	require.Equal(t, []part{{1, 2}}, c.admitted.refunds)
-	require.Same(t, q, c.queue.next())
-	again, err = c.resend(&flight{calls: []*call{q}}, []string{"late", "1000"}, 1000)
-	require.False(t, again)
-	require.ErrorIs(t, err, ErrStoreTimeout)
-	require.Nil(t, c.queue.next())
+	m.queue.pending = 1
+	late := func(b *flight) {
+		m.Settle(b, []string{"late", "1000"}, step.Replied, nil, step.Moment{Local: 1000}, new(step.Out))
+	}
+	late(&flight{calls: []*call{q}, refunds: []part{{1, 2}}})
+	require.False(t, q.Ended())
+	require.Equal(t, []part{{1, 2}}, m.admitted.refunds)
+	require.Same(t, q, m.queue.next())
+	late(&flight{calls: []*call{q}})
+	require.True(t, q.Ended())
+	require.ErrorIs(t, q.err, ErrStoreTimeout)
+	require.Nil(t, m.queue.next())
+	require.Zero(t, m.queue.pending)
 }
 
 // A failed batch was not the first request of its sub-interval: the next one is sent although the view refuses it.
 func TestFailedBatchAsksAgain(t *testing.T) {
-	c := &coordinator{window: &window{name: "x", clock: clock.New(&handClock{micros: 5000})}, queue: queue{most: 10}, asked: 7}
+	m := &machine{queue: queue{most: 10}, asked: 7}
 	q := &call{n: 1, sent: true}
-	landed := c.settle(&flight{calls: []*call{q}}, nil, errors.New("WRONGTYPE"))
-	require.ErrorIs(t, landed.err, ErrCorruptState)
+	m.Settle(&flight{calls: []*call{q}}, nil, step.Unusable, ErrCorruptState, step.Moment{Local: 5000}, new(step.Out))
 	require.ErrorIs(t, q.err, ErrCorruptState)
-	require.Zero(t, c.asked)
+	require.Zero(t, m.asked)
 }

@@ -1,6 +1,11 @@
 package slidingwindow
 
-import "slices"
+import (
+	"slices"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/step"
+)
 
 // verdict is the result of a request for permits.
 type verdict struct {
@@ -9,19 +14,36 @@ type verdict struct {
 	at int64 // when the permits were admitted; see receipt
 }
 
-// call is one request to be sent.
+// call is one call of the machine.
 type call struct {
-	n         int64 // permits; 0 if it only needs a reply
-	limit     int64 // to be set; 0 if none
-	recheck   bool  // Redis decides it although the view refuses it; it counts for no other request until it is granted
-	sent      bool  // or has its result: it is not queued
-	settled   bool  // its result is known, and ready is closed soon
-	cancelled bool  // its caller has given up: what it is granted is refunded
+	step.Ticket
+	kind      kind
+	n         int64         // permits; 0 if it only needs a reply
+	limit     int64         // to be set; 0 if none
+	at        int64         // when the permits to be refunded were admitted; see receipt
+	waits     bool          // until the permits are admitted: it is not refused
+	since     time.Duration // when it joined the queue, by step.Moment.Mono
+	recheck   bool          // Redis decides it although the view refuses it; it counts for no other request until it is granted
+	lined     bool          // it is in machine.line
+	stood     bool          // it has been there
+	called    bool          // it counts in machine.called
+	sent      bool          // or has its result: it is not queued
+	cancelled bool          // its caller has its result or has left: what it is granted is refunded
 	tries     int
 	verdict   verdict
 	err       error
-	ready     chan struct{}
 }
+
+// kind is what a call is for.
+type kind uint8
+
+const (
+	allows  kind = iota // n permits
+	knows               // the counts of this sub-interval
+	asks                // a reply
+	sets                // limit
+	refunds             // n permits
+)
 
 // holds returns how many permits other requests cannot have while the call is pending.
 func (c *call) holds() int64 {
@@ -40,7 +62,10 @@ type queue struct {
 }
 
 // full reports whether no further call may be queued.
-func (q *queue) full() bool { return len(q.calls)-q.cancelled >= q.most }
+func (q *queue) full() bool { return q.live() >= q.most }
+
+// live returns how many calls are queued.
+func (q *queue) live() int { return len(q.calls) - q.cancelled }
 
 // push adds a call.
 func (q *queue) push(c *call) {
@@ -48,18 +73,26 @@ func (q *queue) push(c *call) {
 	q.pending += c.holds()
 }
 
-// next removes and returns the first call; nil if there is none.
-func (q *queue) next() *call {
+// first returns the first call; nil if there is none.
+func (q *queue) first() *call {
 	for len(q.calls) > 0 {
-		c := q.calls[0]
-		q.calls = q.calls[1:]
-		if !c.cancelled {
+		if c := q.calls[0]; !c.cancelled {
 			return c
 		}
+		q.calls = q.calls[1:]
 		q.cancelled--
 	}
 	q.calls = nil
 	return nil
+}
+
+// next removes and returns the first call; nil if there is none.
+func (q *queue) next() *call {
+	c := q.first()
+	if c != nil {
+		q.calls = q.calls[1:]
+	}
+	return c
 }
 
 // cancel withdraws a call whose caller has given up. A call in flight stays pending. Cancelled calls are removed when they are most of the
@@ -80,13 +113,14 @@ func (q *queue) putBack(calls []*call) {
 	for _, c := range calls {
 		c.sent = false
 	}
-	q.calls = append(calls, q.calls...)
+	if len(calls) > 0 {
+		q.calls = append(calls, q.calls...)
+	}
 }
 
 // settle marks calls as no longer pending.
 func (q *queue) settle(calls ...*call) {
 	for _, c := range calls {
-		c.settled = true
 		q.pending -= c.holds()
 	}
 }

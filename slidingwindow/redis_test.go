@@ -39,7 +39,7 @@ func serverClock(now func() int64) Option { return func(o *options) { o.server =
 
 // scripted returns a coordinator with the fields that the arguments of scripts need.
 func scripted(key string, r rule, server func() int64) *coordinator {
-	return &coordinator{window: &window{rule: r}, key: key, server: server}
+	return &coordinator{machine: machine{config: config{key: key}, rule: r, scriptTime: decimal(server())}}
 }
 
 // lua/apply.lua and counts compute the same, to the last character of the state: with clocks that go on, stand still and step back, states of
@@ -64,7 +64,7 @@ func TestDifferential(t *testing.T) {
 			b := new(flight)
 			l := scripted(key, r, func() int64 { return clock })
 			limit := rapid.Int64Range(1, 40).Draw(rt, "limit")
-			l.limit.Store(limit)
+			l.limit = limit
 			for range rapid.IntRange(0, 3).Draw(rt, "asks") {
 				b.asked = append(b.asked, ask{rapid.Int64Range(1, 9).Draw(rt, "n"), rapid.Int64Range(1, 9).Draw(rt, "times")})
 			}
@@ -141,7 +141,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := unique(t)
 	l := scripted(key, rule{60_000_000, 1_000_000, 60}, func() int64 { return 100_000_000 })
-	l.limit.Store(10)
+	l.limit = 10
 	good, bad := 0, 0
 	check := func(t require.TestingT, text string) {
 		require.NoError(t, client.Set(ctx, key, text, time.Minute).Err())

@@ -35,14 +35,12 @@ func (l *Limiter) Take(ctx context.Context, n int) (Result, error) {
 		return Result{}, err
 	}
 	r := Result{Allowed: v.ok}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	limit, used, until := l.standing()
+	limit, used, wait := l.standing(int64(n))
 	r.Limit, r.Remaining = int(l.limit.Load()), int(max(0, limit-used))
 	if v.ok {
 		r.receipt = &receipt{l, v.at, int64(n)}
 	} else if used+int64(n) > limit {
-		r.RetryAfter = time.Duration(until(limit-int64(n))) * time.Microsecond
+		r.RetryAfter = wait
 	}
 	return r, nil
 }
@@ -69,12 +67,13 @@ func (l *Limiter) Refund(ctx context.Context, r Result, n int) error {
 	p.left -= int64(n)
 	if l.coordinator != nil {
 		l.mu.Unlock()
-		return l.coordinator.refund(ctx, p.at, int64(n))
+		_, err := l.coordinator.do(ctx, &call{kind: refunds, at: p.at, n: int64(n)})
+		return err
 	}
 	defer l.mu.Unlock()
 	l.counts.advance(&l.rule, l.now())
 	l.counts.remove(&l.rule, p.at+l.counts.shifted, int64(n))
-	l.stopRefusing()
+	l.publish(span{})
 	l.waiters.wake()
 	return nil
 }

@@ -6,115 +6,114 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/batch"
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/step"
 )
 
-// landed is the outcome of a batch: the calls to wake and the events to report when mu is free.
-type landed struct {
-	done   []*call
-	err    error
-	down   bool          // an outage began
-	policy FailurePolicy // in force until the outage ends
-	ended  *outage.Outage
-}
-
-// settle handles a reply and decides the calls of its batch. mu must be held.
-func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
-	received := c.now()
-	c.full.Store(nil)
-	l.policy = c.policy.failure
+// Settle implements step.Machine. A late reply has admitted nothing: its script ran after the deadline.
+func (m *machine) Settle(b *flight, reply []string, how step.Landing, err error, moment step.Moment, out *step.Out) {
+	if how == step.Late {
+		return
+	}
+	now, requests := m.now(moment.Local), len(b.calls)
+	m.full, m.flying, m.lookAt = span{}, nil, 0
 	if b.alone {
-		c.putOff = clock.Mono() + apart
-		c.admitted.refunds, b.refunds = append(c.admitted.refunds, b.refunds...), nil
+		m.putOff = moment.Mono + apart
+		m.admitted.refunds, b.refunds = append(m.admitted.refunds, b.refunds...), nil
 	}
-	if err == nil {
-		var again bool
-		if again, err = c.resend(b, reply, received); again {
-			return l
-		}
+	if how == step.Replied {
+		err = m.read(b, reply, now)
 	}
-	if err == nil {
-		err = c.adoptReply(b, reply, received)
-	} else {
-		err = c.wrap(err)
-	}
+	m.noteTrip(b, requests, err, moment, out)
 	if err != nil {
-		c.asked = 0
+		m.asked = 0
 	}
-	c.queue.settle(b.calls...)
-	l.done, l.err = b.calls, err
-	switch {
-	case err == nil:
-		if l.ended = c.redis.replied(); l.ended != nil {
-			c.waiters.wake() // there may be more room than a share had
-		}
-		c.deliver(b)
-	case errors.Is(err, ErrStoreUnavailable):
-		l.down = !c.redis.down()
-		l.done = c.fallBack(b, err, received)
-	default: // a repair is needed, so every policy returns the error
-		l.ended = c.redis.outage.ProbeAnswered()
-		c.view.valid, c.redis.broken = false, true
-		for _, q := range b.calls {
-			q.err = err
-		}
+	if how == step.Failed || how == step.Overdue { // an outage, which decides them
+		m.putBack(b.calls)
+		return
 	}
-	return l
+	m.broken = err != nil && !errors.Is(err, ErrStoreUnavailable)
+	m.queue.settle(b.calls...)
+	if err == nil {
+		m.deliver(b, now, out)
+		return
+	}
+	m.fail(b.calls, err, out)
+	if m.broken { // every policy returns the error
+		m.view.valid = false
+		m.fail(m.line.takeAll(), err, out)
+	}
 }
 
-// resend handles a reply whose script decided nothing: it ran after its deadline, perhaps by a clock that has stepped, or its time was too
-// far in the past. The view now has the right time, so the calls are queued again. A call to which it has happened before is not: then
-// resend returns an error, and only such calls are left in the batch. mu must be held.
-func (c *coordinator) resend(b *flight, reply []string, received int64) (again bool, err error) {
-	if len(reply) != 2 {
-		return false, nil
-	}
-	micros, ok := integer(reply[1], -maxInteger, 2*maxInteger)
-	switch k := &c.view; {
-	case !ok:
-		return false, nil
-	case reply[0] == "late":
-		err = fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrStoreUnavailable, c.name, ErrStoreTimeout)
-		k.server.Observe(micros, b.sent, received)
-		if micros < k.counts.seen {
-			k.counts.advance(&c.rule, micros)
+// putBack queues calls of a batch again, before all others.
+func (m *machine) putBack(calls []*call) {
+	rest := calls[:0:0]
+	for _, c := range calls {
+		if c.cancelled {
+			m.queue.settle(c)
+			m.back(c)
+			continue
 		}
-	case reply[0] == "behind":
-		err = fmt.Errorf("%w: limiter %.80q: %v behind the latest time seen in key %s", ErrClock, c.name, time.Duration(micros)*time.Microsecond, c.key)
-	default:
-		return false, nil
+		rest = append(rest, c)
 	}
+	m.queue.putBack(rest)
+}
+
+// fail ends calls with an error.
+func (m *machine) fail(calls []*call, err error, out *step.Out) {
+	for _, c := range calls {
+		m.back(c)
+		m.end(c, verdict{}, err, out)
+	}
+}
+
+// read updates the view from a reply, or returns what is wrong with it; then the calls of the batch are those that fail.
+func (m *machine) read(b *flight, reply []string, now int64) error {
+	if len(reply) == 2 {
+		if micros, ok := integer(reply[1], -maxInteger, 2*maxInteger); ok {
+			switch reply[0] {
+			case "late":
+				m.view.server.Observe(micros, b.sent, now)
+				if micros < m.view.counts.seen {
+					m.view.counts.advance(&m.rule, micros)
+				}
+				m.look = len(b.calls) == 0
+				return m.resend(b, fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrStoreUnavailable, m.name, ErrStoreTimeout))
+			case "behind":
+				behind := time.Duration(micros) * time.Microsecond
+				return m.resend(b, fmt.Errorf("%w: limiter %.80q: %v behind the latest time seen in key %s", ErrClock, m.name, behind, m.key))
+			}
+		}
+	}
+	return m.adoptReply(b, reply, now)
+}
+
+// resend queues the calls of a batch again whose script decided nothing: it ran after its deadline, perhaps by a clock that has stepped, or its
+// time was too far in the past. The view now has the right time. Calls to which it has happened before fail with err.
+func (m *machine) resend(b *flight, err error) error {
 	var rest, tired []*call
-	for _, q := range b.calls {
-		switch q.tries++; {
-		case q.cancelled: // no permits were taken for it
-			c.queue.settle(q)
-		case q.tries > 1:
-			tired = append(tired, q)
-		default:
-			rest = append(rest, q)
+	for _, c := range b.calls {
+		if c.tries++; c.tries > 1 {
+			tired = append(tired, c)
+		} else {
+			rest = append(rest, c)
 		}
 	}
-	c.queue.putBack(rest)
-	c.admitted.refunds = append(c.admitted.refunds, b.refunds...)
-	if len(tired) > 0 {
-		b.calls = tired
-		return false, err
+	m.putBack(rest)
+	m.admitted.refunds = append(m.admitted.refunds, b.refunds...)
+	if b.calls = tired; len(tired) == 0 {
+		return nil
 	}
-	c.look = len(rest) == 0 && reply[0] == "late"
-	return true, nil
+	return err
 }
 
-// adoptReply updates the view from a reply. mu must be held.
-func (c *coordinator) adoptReply(b *flight, reply []string, received int64) error {
+// adoptReply updates the view from a reply.
+func (m *machine) adoptReply(b *flight, reply []string, received int64) error {
 	a, ok := decodeReply(b, reply)
 	if !ok {
-		return fmt.Errorf("%w: limiter %.80q: key %s: unexpected reply %.120q", ErrCorruptState, c.name, c.key, reply)
+		return fmt.Errorf("%w: limiter %.80q: key %s: unexpected reply %.120q", ErrCorruptState, m.name, m.key, reply)
 	}
 	b.granted, b.at = a.granted, a.seen
-	k, r, own := &c.view, &c.rule, &c.admitted
+	k, r, own := &m.view, &m.rule, &m.admitted
 	switch {
 	case !k.server.Known(): // until now this process went by its own clock
 		own.shift(r, a.clock-b.sent)
@@ -132,9 +131,9 @@ func (c *coordinator) adoptReply(b *flight, reply []string, received int64) erro
 	}
 	k.valid, k.epoch, k.back = true, a.epoch, a.back
 	k.server.Observe(a.clock, b.sent, received)
-	c.adopt(a.limit, a.version)
+	m.adopt(a.limit, a.version)
 	if len(b.refunds) > 0 {
-		c.waiters.wake()
+		m.lookAt = 0
 	}
 	return nil
 }
@@ -176,57 +175,64 @@ func decodeReply(b *flight, reply []string) (a decodedReply, ok bool) {
 	return a, true
 }
 
-// deliver gives the calls of a batch their results. mu must be held.
-func (c *coordinator) deliver(b *flight) {
+// deliver gives the calls of a batch their results.
+func (m *machine) deliver(b *flight, now int64, out *step.Out) {
 	own, unused, k := int64(0), int64(0), 0
-	for _, q := range b.calls {
-		q.verdict = verdict{true, ByStore, b.at - c.admitted.counts.shifted}
-		if q.n == 0 {
+	var refused []*call
+	for _, c := range b.calls {
+		v := verdict{true, ByStore, b.at - m.admitted.counts.shifted}
+		if c.n > 0 {
+			for b.asked[k].times == 0 {
+				k++
+			}
+			b.asked[k].times--
+			v.ok = b.granted[k] > 0
+		}
+		var err error
+		switch {
+		case c.limit > 0 && m.limit != c.limit && m.version == maxInteger:
+			err = (&window{name: m.name}).badPermits("limit", c.limit, "no version 2^53, which no other follows")
+		case c.n > 0 && v.ok:
+			b.granted[k]--
+			if own += c.n; c.cancelled {
+				unused += c.n
+			}
+		case c.n > m.limit: // it was lowered meanwhile
+			err = m.tooMany(c.n)
+		case c.n > 0:
+			refused = append(refused, c)
 			continue
 		}
-		for b.asked[k].times == 0 {
-			k++
-		}
-		b.asked[k].times--
-		if q.verdict.ok = b.granted[k] > 0; q.verdict.ok {
-			b.granted[k]--
-			own += q.n
-			if q.cancelled {
-				unused += q.n
-			}
-		} else if limit := c.limit.Load(); q.n > limit { // it was lowered meanwhile
-			q.err = c.tooMany(q.n, limit)
-		}
+		m.back(c)
+		m.end(c, v, err, out)
+	}
+	if len(refused) > 0 {
+		m.lookAt = now + minLook.Microseconds()
+		m.refuseAll(refused, ByStore, out)
 	}
 	if own > 0 {
-		c.admitted.counts.push(&c.rule, part{b.at, own}) // beyond 2^37 nothing was granted
+		m.admitted.counts.push(&m.rule, part{b.at, own}) // beyond 2^37 nothing was granted
 	}
 	if unused > 0 {
-		c.admitted.refund(&c.rule, b.at, unused)
+		m.admitted.refund(&m.rule, b.at, unused)
 	}
 }
 
-// Land implements batch.Source.
-func (s *source) Land(b *flight, reply []string, err error, late bool) {
-	c := s.coordinator
-	c.mu.Lock()
-	if late {
-		if c.redis.abandoned--; err == nil { // it is back
-			c.redis.outage.ProbeNow()
-		}
-		c.mu.Unlock()
+// adopt adopts a limit from a reply, unless its version is 0.
+func (m *machine) adopt(limit, version int64) {
+	before := m.limit
+	if version == 0 {
 		return
 	}
-	if errors.Is(err, batch.ErrLate) {
-		c.redis.abandoned++
+	if m.limit, m.version = m.newest(limit, version); m.limit != before {
+		m.lookAt = 0
 	}
-	landed := c.settle(b, reply, err)
-	if len(c.queue.calls) > 0 || c.look || c.mustReport() {
-		c.start()
+}
+
+// newest returns which of two limits is in force: this process's or the given one.
+func (m *machine) newest(limit, version int64) (int64, int64) {
+	if version < m.version || version == m.version && version > 0 && limit > m.limit {
+		return m.limit, m.version
 	}
-	c.mu.Unlock()
-	for _, q := range landed.done {
-		close(q.ready)
-	}
-	c.observe(b, landed)
+	return limit, version
 }

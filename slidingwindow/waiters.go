@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// waiters are the callers of Wait and WaitN. The one that has the turn makes requests; the others queue behind it, first come, first
+// waiters are the callers of Wait and WaitN of a limiter without Redis. The one that has the turn makes requests; the others queue behind it, first come, first
 // served.
 type waiters struct {
 	turn     chan struct{} // of capacity 1; the runtime serves senders in order. nil until a call waits, which most limiters never have
@@ -44,10 +44,6 @@ func (w *waiters) wake() {
 	}
 }
 
-// minLook is the least time between two requests of a waiter of a limiter in Redis. Without it, a waiter would repeat its request at once
-// whenever another process took the free permits.
-const minLook = time.Millisecond
-
 // Wait is WaitN of one permit.
 func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
@@ -66,12 +62,28 @@ func (l *Limiter) WaitN(ctx context.Context, n int) error {
 
 // wait implements WaitN.
 func (l *Limiter) wait(ctx context.Context, n int) (verdict, time.Duration, error) {
+	began := clock.Mono()
+	if err := l.check(ctx, n); err != nil {
+		return verdict{by: ByCheck}, 0, err
+	}
+	if l.coordinator == nil {
+		return l.waitLocal(ctx, n, began)
+	}
+	q := &call{n: int64(n), waits: true}
+	v, err := l.coordinator.do(ctx, q)
+	if err != nil || !q.stood {
+		return v, 0, err
+	}
+	return v, clock.Mono() - began, err
+}
+
+// waitLocal implements wait without Redis.
+func (l *Limiter) waitLocal(ctx context.Context, n int, began time.Duration) (verdict, time.Duration, error) {
 	if l.waiters.waiting.Load() == 0 {
-		if v, _, err := l.decide(ctx, n); err != nil || v.ok {
+		if v, err := l.allowLocal(int64(n)); err != nil || v.ok {
 			return v, 0, err
 		}
 	}
-	began := clock.Mono()
 	defer l.waiters.waiting.Add(-1)
 	if l.waiters.waiting.Add(1) > l.waiters.most {
 		return verdict{by: ByCheck}, 0, fmt.Errorf("%w: limiter %.80q: %d are waiting", ErrTooManyWaiters, l.name, l.waiters.most)
@@ -90,7 +102,7 @@ func (l *Limiter) wait(ctx context.Context, n int) (verdict, time.Duration, erro
 		if err != nil || v.ok {
 			return v, clock.Mono() - began, err
 		}
-		timer := l.waiters.timers.NewTimer(l.untilLook(n))
+		timer := l.waiters.timers.NewTimer(max(time.Microsecond, l.RetryAfter(n)))
 		select {
 		case <-timer.Chan():
 		case <-l.waiters.released:
@@ -99,17 +111,5 @@ func (l *Limiter) wait(ctx context.Context, n int) (verdict, time.Duration, erro
 			return verdict{}, 0, ctx.Err()
 		}
 		timer.Stop()
-		if l.coordinator != nil { // for the changes of other processes, once in a sub-interval
-			_ = l.coordinator.refresh(ctx, false)
-		}
 	}
-}
-
-// untilLook returns when the first waiter tries again.
-func (l *Limiter) untilLook(n int) time.Duration {
-	d := l.RetryAfter(n)
-	if l.coordinator != nil {
-		return max(minLook, min(d, l.Resolution(), l.coordinator.untilProbe()))
-	}
-	return max(time.Microsecond, d)
 }

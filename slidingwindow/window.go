@@ -25,6 +25,14 @@ type window struct {
 // span is from a time up to, and without, another, by the limiter's clock in microseconds.
 type span struct{ from, until int64 }
 
+// spanOf returns the span of the given time from now on; the zero value if it is not positive.
+func spanOf(now, micros int64) span {
+	if micros <= 0 {
+		return span{}
+	}
+	return span{now, now + micros}
+}
+
 // now returns the time by the limiter's clock, in microseconds since 1970.
 func (w *window) now() int64 { return w.clock.Micros() }
 
@@ -38,18 +46,13 @@ func (w *window) isFull() bool {
 	return now < c.until && now >= c.from
 }
 
-// refuseFor refuses all requests for the given time, unless the clock is set back. mu must be held.
-func (w *window) refuseFor(micros int64) {
-	if micros > 0 {
-		now := w.now()
-		w.full.Store(&span{now, now + micros})
-	}
-}
-
-// stopRefusing ends that span. Otherwise a clock that is set back would begin it again. mu must be held.
-func (w *window) stopRefusing() {
-	if w.full.Load() != nil {
+// publish makes the limiter refuse all requests in a span; the zero value ends it. mu must be held.
+func (w *window) publish(full span) {
+	switch before := w.full.Load(); {
+	case full.until == 0 && before != nil: // otherwise a clock that is set back would begin it again
 		w.full.Store(nil)
+	case full.until != 0 && (before == nil || *before != full):
+		w.full.Store(&full)
 	}
 }
 

@@ -85,11 +85,14 @@ func (l *Local) SetTimer(timer clockwork.Timer, at, now int64) {
 }
 
 // NowAt returns Now for a caller that has just read [Mono]. It reads only a clock that is not the system's.
-func (l *Local) NowAt(mono time.Duration) int64 {
+func (l *Local) NowAt(mono time.Duration) int64 { return l.MicrosAt(mono) + epoch }
+
+// MicrosAt returns Micros for a caller that has just read [Mono].
+func (l *Local) MicrosAt(mono time.Duration) int64 {
 	if l.clock == nil {
-		return zeroMicros + mono.Microseconds() + epoch
+		return zeroMicros + mono.Microseconds()
 	}
-	return l.Now()
+	return l.Micros()
 }
 
 // FromMicros returns the value of Now at the time at which Micros returns micros.

@@ -12,26 +12,13 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// redisServer has the methods by which the client of a single server is recognised. A struct that embeds such a client has them as well.
-// All buckets of a single server share its outages.
-//
-// For any other client (of a cluster, a ring, an AutoPipeliner over one of them, a wrapper with methods of its own) the store cannot tell
-// which buckets share a server. Their outages are noticed bucket by bucket, by probes in the bucket's own slot.
-type redisServer interface {
-	Options() *redis.Options
-	PoolStats() *redis.PoolStats
-}
-
-// Clients of several servers, which can name the server of a key.
+// The kinds of clients. All buckets of a single server share its outages. For any other client (of a cluster, a ring, an AutoPipeliner over one
+// of them, a wrapper with methods of its own) the store cannot tell which buckets share a server. Their outages are noticed bucket by bucket,
+// by probes in the bucket's own slot.
 type (
-	redisCluster interface {
-		Options() *redis.ClusterOptions
-		MasterForKey(ctx context.Context, key string) (*redis.Client, error)
-	}
-	redisRing interface {
-		Options() *redis.RingOptions
-		GetShardClientForKey(key string) (*redis.Client, error)
-	}
+	redisServer  = script.Server
+	redisCluster = script.Cluster
+	redisRing    = script.Shards
 )
 
 // besides sends the commands of an AutoPipeliner past its queues. In a queue a command would wait for commands to other servers, even dead
@@ -79,39 +66,12 @@ func (s *Store) Used(timeout time.Duration) {
 }
 
 // serverOf returns the client of the server that has a key, or nil if the server is unknown.
-func (s *Store) serverOf(ctx context.Context, key string) redisServer {
-	var node *redis.Client
-	var err error
-	switch c := s.client.(type) {
-	case redisServer:
-		return c
-	case redisCluster:
-		node, err = c.MasterForKey(ctx, key)
-	case redisRing:
-		node, err = c.GetShardClientForKey(key)
-	}
-	if node == nil || err != nil {
-		return nil
-	}
-	return node
+func (s *Store) serverOf(ctx context.Context, key string) script.Server {
+	return script.ServerOf(ctx, s.client, key)
 }
-
-// ended is a cancelled context. With it a cluster's client looks a key up in the map that it has, without a round trip.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
 
 // poolUsedUp reports whether all connections to the server that has a key are in use.
-func (s *Store) poolUsedUp(key string) bool {
-	server := s.serverOf(ended, key)
-	if server == nil {
-		return false
-	}
-	stats := server.PoolStats()
-	return stats.IdleConns == 0 && int(stats.TotalConns) >= server.Options().PoolSize
-}
+func (s *Store) poolUsedUp(key string) bool { return script.PoolUsedUp(s.client, key) }
 
 // Busy returns an ErrPoolExhausted if no command can be sent because this process uses all connections.
 func (s *Store) Busy(key string) error {
@@ -163,7 +123,7 @@ func (s *Store) Probe(ctx context.Context, key string) error {
 		}
 		exhausted = err
 	}
-	server := s.serverOf(ended, bucket)
+	server := s.serverOf(script.Ended, bucket)
 	if server == nil {
 		return exhausted
 	}

@@ -32,7 +32,7 @@ func (s *Store) reviewEviction(bucket string) {
 
 // clientOf returns a client of the server that has a bucket; the store's client if that server is unknown.
 func (s *Store) clientOf(bucket string) Client {
-	if server, ok := s.serverOf(ended, bucket).(Client); ok && !s.oneServer {
+	if server, ok := s.serverOf(script.Ended, bucket).(Client); ok && !s.oneServer {
 		return server
 	}
 	return s.bounded
