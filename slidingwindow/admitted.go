@@ -4,12 +4,12 @@ import "slices"
 
 // admitted are the permits that this process has admitted, each at the latest time that the server's clock may have shown. Before the first
 // reply, times are those of the process's own clock. During an outage a local share counts by it. If Redis has lost the state, it is
-// reported to Redis. The coordinator's mu guards it.
+// reported to Redis. Without Redis only the counts are used.
 type admitted struct {
 	counts     counts
-	unreported counts // the permits that Redis does not know
-	doubtful   *report
-	refunds    []part // to be sent to Redis; no longer in the counts
+	unreported counts  // the permits that Redis does not know
+	doubtful   *report // until the reply to a batch with it: Redis has counted it then
+	refunds    []part  // to be sent to Redis; no longer in the counts
 }
 
 // report is permits that were sent to Redis, and that it may know, because the reply was lost: nil if there are none. They are sent with their
@@ -84,9 +84,6 @@ func (a *admitted) report(r *rule, number int64) *report {
 	}
 	return a.doubtful
 }
-
-// reported records the reply to a batch with the report: Redis has counted it.
-func (a *admitted) reported() { a.doubtful = nil }
 
 // owes reports whether there are permits or refunds in the window that Redis does not know.
 func (a *admitted) owes(r *rule, now int64) bool {

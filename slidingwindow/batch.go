@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
 // maxBatch is the most calls of a batch.
@@ -23,9 +23,12 @@ type flight struct {
 	args    []string
 	keys    int           // of args
 	sent    int64         // by machine.now
-	began   time.Duration // by step.Moment.Mono
+	began   time.Duration // by waiting.Moment.Mono
 	granted []int64
 	at      int64 // when it was decided, by the server's clock
+
+	oneCall [1]*call // storage of calls and asked for a lone caller
+	oneAsk  [1]ask
 }
 
 // ask is a number of calls for n permits each.
@@ -65,18 +68,19 @@ func (b *flight) goAlone() {
 }
 
 // mustReport reports whether Redis lacks permits or refunds of this process and can be sent them.
-func (m *machine) mustReport(moment step.Moment) bool {
+func (m *machine) mustReport(moment waiting.Moment) bool {
 	a := &m.admitted
 	return (a.unreported.size > 0 || a.doubtful != nil || len(a.refunds) > 0) && !m.broken && m.fault == nil && !m.putsOff(moment)
 }
 
 // putsOff reports whether reports and refunds wait, because a slot moves.
-func (m *machine) putsOff(moment step.Moment) bool { return moment.Mono < m.putOff }
+func (m *machine) putsOff(moment waiting.Moment) bool { return moment.Mono < m.putOff }
 
-// Build implements step.Machine.
-func (m *machine) Build(moment step.Moment, out *step.Out) (*flight, bool) {
+// Build implements waiting.Machine.
+func (m *machine) Build(moment waiting.Moment, out *waiting.Out) (*flight, bool) {
 	now := m.now(moment.Local)
 	b := &flight{sent: now, began: moment.Mono}
+	b.calls, b.asked = b.oneCall[:0], b.oneAsk[:0]
 	kept := int64(0)
 	var refused []*call
 	for len(b.calls) < maxBatch {
@@ -103,32 +107,33 @@ func (m *machine) Build(moment step.Moment, out *step.Out) (*flight, bool) {
 	} else if m.fault == nil && !m.broken { // else they may be lost, and could not be sent again
 		b.refunds, m.admitted.refunds = m.admitted.refunds, nil
 	}
-	b.args, b.keys = m.arguments(b)
+	b.args, b.keys = m.arguments(b, moment.Local)
 	m.flying = b
 	return b, true
 }
 
 // refuseAll refuses requests. Those that wait go back to the front of the line, in their order.
-func (m *machine) refuseAll(calls []*call, by Decider, out *step.Out) {
+func (m *machine) refuseAll(calls []*call, by Decider, out *waiting.Out) {
 	var line []*call
 	for _, c := range calls {
 		m.back(c)
 		c.recheck = false
-		if c.waits && !c.cancelled {
-			c.lined = true
+		if c.lined = c.waits && !c.cancelled; c.lined {
 			line = append(line, c)
-			continue
+		} else {
+			m.end(c, verdict{by: by}, nil, out)
 		}
-		m.end(c, verdict{by: by}, nil, out)
 	}
 	m.line.putBack(line)
 }
 
 // arguments returns the keys and arguments of lua/apply.lua, and how many of them are keys.
-func (m *machine) arguments(b *flight) (args []string, keys int) {
+func (m *machine) arguments(b *flight, local int64) (args []string, keys int) {
 	r := &m.rule
-	deadline, steady, limit := "", "", ""
-	if m.scriptTime == "" && m.view.valid {
+	now, deadline, steady, limit := "", "", "", ""
+	if m.server != nil {
+		now = decimal(m.server(local))
+	} else if m.view.valid {
 		deadline = decimal(m.view.latest(b.sent) + m.policy.timeout.Microseconds())
 	}
 	if m.policy.local {
@@ -154,7 +159,7 @@ func (m *machine) arguments(b *flight) (args []string, keys int) {
 	keys = len(args)
 	const grace = 60_000 // ms beyond the least time to live, for a server whose clock is set back
 	return append(args,
-		m.scriptTime, decimal(r.window), decimal(r.resolution), decimal(m.limit),
+		now, decimal(r.window), decimal(r.resolution), decimal(m.limit),
 		decimal((r.window+r.resolution+standstill)/1000+grace), deadline, decimal(1+m.draw(1<<40)),
 		parts, string(asked),
 		decimal(m.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(m.view.epoch), steady, number,

@@ -111,7 +111,7 @@ func TestLog(t *testing.T) {
 			}
 			for range rapid.SampledFrom([]int{1, 1, 2, 10}).Draw(t, "calls") {
 				n := rapid.SampledFrom([]int{1, 1, 1, 2, 5}).Draw(t, "n")
-				gate := l.full.Load()
+				gate := l.machine.published.full.Load()
 				ok, err := l.AllowN(ctx, n)
 				if n > limit {
 					require.ErrorIs(t, err, ErrInvalidPermits)
@@ -256,7 +256,7 @@ func FuzzName(f *testing.F) {
 				}
 				return ""
 			}
-			return l.coordinator.key
+			return l.machine.key
 		}
 		one := key(New(a, 1, time.Minute, time.Second, WithRedis(client)))
 		two := key(New(b, 1, time.Minute, time.Second, WithRedis(client)))

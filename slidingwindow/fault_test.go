@@ -21,12 +21,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
 const (
-	minPause = step.MinPause
-	maxPause = step.MaxPause
+	minPause = waiting.MinPause
+	maxPause = waiting.MaxPause
 )
 
 func TestBadInput(t *testing.T) {
@@ -110,17 +110,17 @@ func TestOverflow(t *testing.T) {
 		_, err = l.AllowN(ctx, most)
 		require.NoError(t, err)
 		// The counts are set directly, because raising the limit step by step would take too long.
-		if l.coordinator == nil {
-			l.counts.at(0).count = maxCount
-			l.counts.sum = 1
-			l.full.Store(nil)
+		if l.machine.key == "" {
+			l.machine.admitted.counts.at(0).count = maxCount
+			l.machine.admitted.counts.sum = 1
+			l.machine.published.full.Store(nil)
 		} else {
 			now := clock.micros
-			require.NoError(t, client.Set(ctx, l.coordinator.key, (&state{epoch: 7, seen: now, parts: []part{{now, maxCount}}}).String(), time.Minute).Err())
-			l.mu.Lock()
-			l.coordinator.view.counts = counts{started: true, seen: now}
-			l.coordinator.admitted.unreported.load(&l.rule, now, []part{{now, 1}}) // Redis refuses before it counts too many, but not what it is told
-			l.mu.Unlock()
+			require.NoError(t, client.Set(ctx, l.machine.key, (&state{epoch: 7, seen: now, parts: []part{{now, maxCount}}}).String(), time.Minute).Err())
+			l.process.Mu.Lock()
+			l.machine.view.counts = counts{started: true, seen: now}
+			l.machine.admitted.unreported.load(&l.machine.rule, now, []part{{now, 1}}) // Redis refuses before it counts too many, but not what it is told
+			l.process.Mu.Unlock()
 		}
 		_, err = l.Allow(ctx)
 		require.ErrorIs(t, err, ErrOverflow)
@@ -152,7 +152,7 @@ func TestCorrupt(t *testing.T) {
 		}
 	}))
 	require.NoError(t, err)
-	key := l.coordinator.key
+	key := l.machine.key
 	require.NotContains(t, key, " ")
 	require.NoError(t, client.LPush(ctx, key, "x").Err())
 	for range 2 {
@@ -238,7 +238,7 @@ func TestFailedTrips(t *testing.T) {
 			}
 		}
 		allow(nil)
-		client.put(l.coordinator.key, "spoiled")
+		client.put(l.machine.key, "spoiled")
 		allow(ErrCorruptState, ErrCorruptState)
 		client.forget()
 		allow(nil, nil)
@@ -246,7 +246,7 @@ func TestFailedTrips(t *testing.T) {
 
 		client.by(failing(refused))
 		allow(ErrStoreUnavailable, ErrStoreUnavailable)
-		client.put(l.coordinator.key, "spoiled")
+		client.put(l.machine.key, "spoiled")
 		client.by(nil)
 		time.Sleep(maxPause)
 		allow(ErrStoreUnavailable, ErrCorruptState) // this call causes the round trip
@@ -285,9 +285,9 @@ func TestLostReply(t *testing.T) {
 			require.Equal(t, 3, left)
 			time.Sleep(c.client) // until the client has given up as well
 			synctest.Wait()
-			m.mu.Lock()
-			require.Zero(t, m.coordinator.process.Abandoned)
-			m.mu.Unlock()
+			m.process.Mu.Lock()
+			require.Zero(t, m.process.Abandoned)
+			m.process.Mu.Unlock()
 			require.EqualValues(t, 3, client.executed(), "two calls, and one batch without calls")
 		})
 	}
@@ -296,9 +296,9 @@ func TestLostReply(t *testing.T) {
 // refreshed returns Remaining after a new round trip.
 func (l *Limiter) refreshed(t *testing.T) (int, error) {
 	t.Helper()
-	l.mu.Lock()
-	l.coordinator.view.valid = false
-	l.mu.Unlock()
+	l.process.Mu.Lock()
+	l.machine.view.valid = false
+	l.process.Mu.Unlock()
 	return l.Remaining(ctx)
 }
 
@@ -368,11 +368,11 @@ func TestAway(t *testing.T) {
 				_, _ = l.Remaining(ctx)
 			}
 			synctest.Wait()
-			l.mu.Lock()
-			require.Nil(t, l.coordinator.process.Outage.Down())
-			require.Zero(t, l.coordinator.admitted.unreported.size)
-			require.Zero(t, l.coordinator.process.Abandoned)
-			l.mu.Unlock()
+			l.process.Mu.Lock()
+			require.Nil(t, l.process.Outage.Down())
+			require.Zero(t, l.machine.admitted.unreported.size)
+			require.Zero(t, l.process.Abandoned)
+			l.process.Mu.Unlock()
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
 			// The permits admitted during the outage are reported, too. The batch that was in flight at its beginning changed nothing: its script ran
@@ -429,7 +429,7 @@ func TestAwayPauses(t *testing.T) {
 			return refused
 		})
 		asked(t, l, 10*time.Minute)
-		require.InDelta(t, 10*time.Minute/step.LongPause+9, looks.Load(), 5)
+		require.InDelta(t, 10*time.Minute/waiting.LongPause+9, looks.Load(), 5)
 		close(open)
 	})
 }
@@ -447,10 +447,10 @@ func TestAwayFull(t *testing.T) {
 			}
 			client.by(failing(refused))
 			_, err = l.AllowN(ctx, 1)
-			require.Equal(t, l.coordinator.policy.failure == FailClosed, errors.Is(err, ErrStoreUnavailable))
+			require.Equal(t, l.machine.policy.failure == FailClosed, errors.Is(err, ErrStoreUnavailable))
 			ok, err := l.AllowN(ctx, 2)
 			require.NoError(t, err)
-			require.Equal(t, l.coordinator.policy.failure == FailOpen, ok)
+			require.Equal(t, l.machine.policy.failure == FailOpen, ok)
 		}
 	})
 }
@@ -479,10 +479,10 @@ func shareIsExact(t *testing.T) {
 		first <- err
 	}()
 	synctest.Wait()
-	l.mu.Lock()
-	require.EqualValues(t, 5, l.coordinator.queue.pending)
-	require.Empty(t, l.coordinator.queue.calls)
-	l.mu.Unlock()
+	l.process.Mu.Lock()
+	require.EqualValues(t, 5, l.machine.queue.pending)
+	require.Empty(t, l.machine.queue.calls)
+	l.process.Mu.Unlock()
 	clock.Add(trip)
 	ahead.Store(0)
 	h.hold.Store(false)
@@ -518,9 +518,9 @@ func shareIsExact(t *testing.T) {
 	}
 	allow(began+2*minute+trip+2, 2, true)
 	allow(began+2*minute+trip+2, 1, false)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	owed := l.coordinator.admitted.unreported.list()
+	l.process.Mu.Lock()
+	defer l.process.Mu.Unlock()
+	owed := l.machine.admitted.unreported.list()
 	require.Equal(t, began+2*minute+trip+2+trip, owed[len(owed)-1].last)
 }
 
@@ -529,12 +529,12 @@ func shareIsExact(t *testing.T) {
 func TestShareBeforeRedis(t *testing.T) {
 	l, err := New("x", 100, time.Minute, time.Second, WithRedis(redistestNone{}), WithFailurePolicy(LocalShare(5)))
 	require.NoError(t, err)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.process.Mu.Lock()
+	defer l.process.Mu.Unlock()
 	allow := func(n, now int64, want bool) {
 		t.Helper()
 		c := &call{n: n}
-		l.coordinator.decideLocally(c, now, new(step.Out))
+		l.machine.decideLocally(c, now, new(waiting.Out))
 		require.NoError(t, c.err)
 		require.Equal(t, want, c.verdict.ok)
 	}
@@ -543,8 +543,8 @@ func TestShareBeforeRedis(t *testing.T) {
 	allow(3, begin, true)
 	allow(2, received, true) // before the batch was settled
 	raw := received + hour   // the script ran late
-	require.NoError(t, l.coordinator.adoptReply(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
-	require.Equal(t, begin+hour+trip, l.coordinator.admitted.unreported.at(0).last)
+	require.NoError(t, l.machine.adoptReply(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
+	require.Equal(t, begin+hour+trip, l.machine.admitted.unreported.at(0).last)
 	allow(1, begin+minute+trip, false)
 	allow(4, begin+minute+trip+1, false)
 	allow(3, begin+minute+trip+1, true)
@@ -568,9 +568,9 @@ func TestTooLate(t *testing.T) {
 		goOn()
 		synctest.Wait()
 		require.EqualValues(t, 2, client.executed())
-		l.mu.Lock()
-		require.Zero(t, l.coordinator.process.Abandoned)
-		l.mu.Unlock()
+		l.process.Mu.Lock()
+		require.Zero(t, l.process.Abandoned)
+		l.process.Mu.Unlock()
 		left, err := l.refreshed(t)
 		require.NoError(t, err)
 		require.Equal(t, 9, left)
@@ -621,45 +621,17 @@ func TestLate(t *testing.T) {
 	require.NoError(t, err)
 	_, err = l.Allow(ctx)
 	require.NoError(t, err)
-	l.mu.Lock()
-	at := l.coordinator.now(l.now())
-	l.coordinator.view.server.Observe(l.coordinator.view.earliest(at)-10_000_000, at, at)
-	l.coordinator.view.counts.seen -= 10_000_000
-	l.mu.Unlock()
+	l.process.Mu.Lock()
+	at := l.machine.now(l.process.Local())
+	l.machine.view.server.Observe(l.machine.view.earliest(at)-10_000_000, at, at)
+	l.machine.view.counts.seen -= 10_000_000
+	l.process.Mu.Unlock()
 	ok, err := l.Allow(ctx)
 	require.NoError(t, err)
 	require.True(t, ok)
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
 	require.Equal(t, 1, left)
-}
-
-// A caller that gives up before its request was sent takes nothing.
-func TestGiveUp(t *testing.T) {
-	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
-	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute))
-	require.NoError(t, err)
-	h.hold.Store(true)
-	first := make(chan error)
-	go func() {
-		_, err := l.Allow(ctx)
-		first <- err
-	}()
-	require.Eventually(t, func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.coordinator.queue.pending == 1 && len(l.coordinator.queue.calls) == 0
-	}, 20*time.Second, time.Millisecond)
-	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-	defer cancel()
-	_, err = l.AllowN(short, 2)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	h.hold.Store(false)
-	close(h.open)
-	require.NoError(t, <-first)
-	left, err := l.refreshed(t)
-	require.NoError(t, err)
-	require.Equal(t, 2, left)
 }
 
 // A caller that gives up makes room for others at once, at a cost that does not grow with the queue, which is not copied.
@@ -676,7 +648,7 @@ func TestManyGiveUp(t *testing.T) {
 	submit := func(ctx context.Context) *call {
 		c := &call{n: 1}
 		go func() {
-			_, err := l.coordinator.do(ctx, c)
+			_, err := l.do(ctx, c)
 			results <- err
 		}()
 		return c
@@ -684,9 +656,9 @@ func TestManyGiveUp(t *testing.T) {
 	queued := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			return l.coordinator.flying != nil && l.coordinator.queue.live() == n
+			l.process.Mu.Lock()
+			defer l.process.Mu.Unlock()
+			return l.machine.flying != nil && l.machine.queue.live() == n
 		}, 20*time.Second, time.Millisecond)
 	}
 	submit(ctx)
@@ -707,83 +679,22 @@ func TestManyGiveUp(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1000*many))
-	l.mu.Lock()
-	require.EqualValues(t, 2, l.coordinator.queue.pending)
-	require.Less(t, len(l.coordinator.queue.calls), 4, "cancelled calls are removed from the queue")
-	l.mu.Unlock()
+	l.process.Mu.Lock()
+	require.EqualValues(t, 2, l.machine.queue.pending)
+	require.Less(t, len(l.machine.queue.calls), 4, "cancelled calls are removed from the queue")
+	l.process.Mu.Unlock()
 	h.hold.Store(false)
 	close(h.open)
 	require.NoError(t, <-results)
 	require.NoError(t, <-results)
 	require.True(t, last.verdict.ok)
-	l.mu.Lock()
-	require.Zero(t, l.coordinator.queue.pending)
-	require.Zero(t, l.coordinator.queue.cancelled)
-	l.mu.Unlock()
+	l.process.Mu.Lock()
+	require.Zero(t, l.machine.queue.pending)
+	require.Zero(t, l.machine.queue.cancelled)
+	l.process.Mu.Unlock()
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
 	require.Equal(t, many-2, left, "the cancelled calls took nothing")
-}
-
-// A caller that gives up after its call was decided is not removed from the counts twice.
-func TestGiveUpAnswered(t *testing.T) {
-	m := &machine{rule: rule{1000, 100, 10}, limit: 10, queue: queue{most: 10}}
-	var out step.Out
-	var calls []*call
-	join := func() {
-		c := &call{n: 1}
-		m.Join(c, step.Moment{}, &out)
-		calls = append(calls, c)
-	}
-	join()
-	b, _ := m.Build(step.Moment{}, &out)
-	join()
-	join()
-	m.Settle(b, nil, step.Failed, ErrStoreUnavailable, step.Moment{}, &out)
-	m.Outage(ErrStoreUnavailable, step.Moment{}, &out)
-	for _, c := range calls {
-		require.True(t, c.Ended())
-		require.ErrorIs(t, c.err, ErrStoreUnavailable)
-	}
-	require.Zero(t, m.queue.pending)
-	require.Zero(t, m.queue.cancelled)
-}
-
-// While Redis is slow, a call beyond the bound of waiters fails at once.
-func TestMaxWaiters(t *testing.T) {
-	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
-	l, err := New(unique(t), 10, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute), WithMaxWaiters(2))
-	require.NoError(t, err)
-	h.hold.Store(true)
-	passed := make(chan bool, 3)
-	call := func() {
-		ok, err := l.Allow(ctx)
-		passed <- ok && err == nil
-	}
-	queued := func(pending int64, queue int) {
-		require.Eventually(t, func() bool {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			return l.coordinator.queue.pending == pending && len(l.coordinator.queue.calls) == queue
-		}, 20*time.Second, time.Millisecond)
-	}
-	go call()
-	queued(1, 0) // in flight
-	go call()
-	go call()
-	queued(3, 2)
-	_, err = l.Allow(ctx)
-	require.ErrorIs(t, err, ErrTooManyWaiters)
-	_, err = l.Remaining(ctx)
-	require.ErrorIs(t, err, ErrTooManyWaiters)
-	h.hold.Store(false)
-	close(h.open)
-	for range 3 {
-		require.True(t, <-passed)
-	}
-	left, err := l.refreshed(t)
-	require.NoError(t, err)
-	require.Equal(t, 7, left, "the call that failed took nothing")
 }
 
 // A caller that makes the round trip itself returns within the timeout even if the server hangs: on an open connection and on a new one, with
@@ -807,9 +718,9 @@ func TestCallerIsBackInTime(t *testing.T) {
 			proxy.Set(redistest.Stalled)
 			began := time.Now()
 			for range 2 {
-				l.mu.Lock()
-				l.coordinator.process.Outage, l.coordinator.fault = outage.Status{}, nil // so that it makes a round trip during the outage
-				l.mu.Unlock()
+				l.process.Mu.Lock()
+				l.process.Outage, l.machine.fault = outage.Status{}, nil // so that it makes a round trip during the outage
+				l.process.Mu.Unlock()
 				_, err = l.Allow(patient)
 				require.ErrorIs(t, err, ErrStoreTimeout)
 			}

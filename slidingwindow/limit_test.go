@@ -47,7 +47,7 @@ func TestSetLimitOfFleet(t *testing.T) {
 	require.Equal(t, 3, passes(t, b))
 	require.Zero(t, passes(t, open(10)))
 
-	require.NoError(t, client.Del(ctx, a.coordinator.key).Err())
+	require.NoError(t, client.Del(ctx, a.machine.key).Err())
 	c := open(10) // it has not adopted the limit
 	_, err = c.Remaining(ctx)
 	require.NoError(t, err)

@@ -4,11 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
 // Limiter admits at most a number of permits in any window of time: in this process, or with [WithRedis] in all processes together that use
@@ -18,61 +19,65 @@ import (
 // A refusal is a result (false), a failure is an error. Most callers want Allow. All methods may be called by many goroutines at once. A
 // Limiter need not be closed.
 type Limiter struct {
-	*window
-	observer    *Observer
-	coordinator *coordinator // nil if the counts are local
-	counts      counts       // of permits that were admitted; only if the counts are local
+	process *waiting.Process[*call, *flight, []string]
+	machine machine // process.Mu guards it
 }
-
-func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
 // New returns a limiter of at most limit permits (1 to 2^31) in any window. The window is counted in sub-intervals of the resolution: whole
 // microseconds from 1 ms on, which must divide the window into at most 1440. A window is at most 101 years, so that all times are exact in
 // Redis until 2150. A finer resolution is more exact, and costs memory. Without [WithRedis] each Limiter has counts of its own, even if another has the same name. A name is any string of
 // 1 to 512 bytes.
 func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
-	l := named(name)
 	if len(name) < 1 || len(name) > maxName {
-		return nil, l.bad("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes")
+		return nil, named(name).bad("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes")
 	}
-	return l.setUp("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
+	return named(name).newLimiter("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
 }
 
 // NewKey is New for a resource with a number as its name. Its counts are not those of a limiter whose name is the number as text.
 func NewKey(key uint64, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
-	l := named(strconv.FormatUint(key, 10))
-	return l.setUp(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
+	return named(strconv.FormatUint(key, 10)).newLimiter(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
 }
 
 // maxName is the most bytes of a name.
 const maxName = 512
 
-// setUp configures a limiter that has a name. It returns nil with an error.
-func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration, opts []Option) (*Limiter, error) {
+// newLimiter returns a limiter of the name.
+func (n named) newLimiter(key string, limit int, window, resolution time.Duration, opts []Option) (*Limiter, error) {
 	if !validLimit(limit) {
-		return nil, l.bad("limit", limit, limitRange)
+		return nil, n.bad("limit", limit, limitRange)
 	}
 	switch {
 	case window <= 0 || window > maxWindow:
-		return nil, l.bad("window", window, fmt.Sprintf("a positive duration, at most %v", maxWindow))
+		return nil, n.bad("window", window, fmt.Sprintf("a positive duration, at most %v", maxWindow))
 	case resolution < finest || resolution%time.Microsecond != 0:
-		return nil, l.bad("resolution", resolution, "whole microseconds from 1ms on")
+		return nil, n.bad("resolution", resolution, "whole microseconds from 1ms on")
 	case window%resolution != 0:
-		return nil, l.bad("resolution", resolution, fmt.Sprintf("a divisor of the window, %v", window))
+		return nil, n.bad("resolution", resolution, fmt.Sprintf("a divisor of the window, %v", window))
 	case window/resolution > maxParts:
-		return nil, l.bad("resolution", resolution, fmt.Sprintf("at least the window / %d, %v", maxParts, window/maxParts))
+		return nil, n.bad("resolution", resolution, fmt.Sprintf("at least the window / %d, %v", maxParts, window/maxParts))
 	}
-	o, err := l.options(opts)
+	o, err := n.options(opts)
 	if err != nil {
 		return nil, err
 	}
-	l.rule = rule{window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
-	l.limit.Store(int64(limit))
-	l.clock, l.observer = clock.New(o.clock), o.observer
-	l.waiters.setUp(o)
+	l := &Limiter{machine: machine{
+		config: config{
+			name: n, rule: rule{window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}, server: o.server, observer: o.observer,
+			policy: policy{o.waiters, o.timeout, o.policy, o.local},
+		},
+		limit: int64(limit), random: *rand.NewPCG(rand.Uint64(), rand.Uint64()),
+	}}
+	l.machine.published.set(l.machine.limit, span{})
+	p := waiting.Config[*call, *flight, []string]{Machine: &l.machine, Clock: o.clock, Timeout: o.timeout}
 	if o.client != nil {
-		l.coordinator = newCoordinator(l.window, o, o.prefix+key+":"+window.String())
+		l.machine.key, l.machine.version, l.machine.sender = o.prefix+key+":"+window.String(), o.version, strconv.FormatUint(rand.Uint64(), 36)
+		p.Send, p.Failure = l.send(o.client), l.machine.failure
+		if bounded := script.Bounded(o.client); bounded != nil {
+			p.Direct = l.send(bounded)
+		}
 	}
+	l.process = waiting.New(p)
 	return l, nil
 }
 
@@ -101,7 +106,7 @@ func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx
 // [FailurePolicy]. AllowN returns when ctx ends, even if Redis hangs. Permits that Redis grants after that are refunded at once, unless the reply
 // is lost; then they count until they are out of the window. See [WithRedis] for when AllowN notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
-	if l.observer == nil && ctx.Err() == nil && n >= 1 && int64(n) <= l.limit.Load() && l.isFull() {
+	if l.machine.observer == nil && ctx.Err() == nil && n >= 1 && n <= l.Limit() && l.isFull() {
 		return false, nil // as decide does, which costs twice as much
 	}
 	v, err := l.observed(ctx, n, l.decide)
@@ -116,55 +121,58 @@ func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration
 	switch {
 	case l.isFull():
 		return verdict{by: BySnapshot}, 0, nil
-	case l.coordinator != nil:
-		v, err = l.coordinator.do(ctx, &call{n: int64(n)})
+	case l.machine.key != "":
+		v, err = l.do(ctx, &call{n: int64(n)})
 	default:
-		v, err = l.allowLocal(int64(n))
+		v, err = l.allowHere(int64(n), false)
 	}
 	return v, 0, err
 }
 
-// check returns the error of a call that cannot be made.
+// check returns the error of a call that cannot be made. It asks for the limit in force if n seems to exceed it.
 func (l *Limiter) check(ctx context.Context, n int) error {
-	if err := ctx.Err(); err != nil {
+	if err := ctx.Err(); err != nil || n >= 1 && n <= l.Limit() {
 		return err
 	}
-	if n < 1 || int64(n) > l.limit.Load() {
-		return l.checkPermits(ctx, n)
-	}
-	return nil
-}
-
-// checkPermits checks n. It asks for the limit in force if n seems to exceed it.
-func (l *Limiter) checkPermits(ctx context.Context, n int) error {
-	if c := l.coordinator; c != nil && n >= 1 && int64(n) <= maxLimit {
-		if _, err := c.do(ctx, &call{kind: asks}); err != nil && ctx.Err() != nil {
+	if n >= 1 && int64(n) <= maxLimit {
+		if _, err := l.do(ctx, &call{kind: asks}); err != nil && ctx.Err() != nil {
 			return err
 		}
 	}
-	if limit := l.limit.Load(); n < 1 || int64(n) > limit {
-		return l.tooMany(int64(n), limit)
+	if limit := l.Limit(); n < 1 || n > limit {
+		return l.machine.name.tooMany(int64(n), int64(limit))
 	}
 	return nil
 }
 
-func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.publish(span{})
-	limit := l.limit.Load() // SetLimit may have ended the span
-	at := l.counts.advance(&l.rule, l.now())
-	used := l.counts.used(&l.rule, at)
-	if used+n > limit {
-		if used+1 > limit {
-			l.publish(spanOf(l.now(), l.counts.until(&l.rule, at, limit-1)-at))
-		}
-		return v, nil
+// do makes a call.
+func (l *Limiter) do(ctx context.Context, c *call) (verdict, error) {
+	if err := l.process.Do(ctx, c); err != nil {
+		return verdict{}, err
 	}
-	if !l.counts.add(&l.rule, n) {
-		return v, fmt.Errorf("%w: limiter %.80q", ErrOverflow, l.name)
+	return c.verdict, c.err
+}
+
+// allowHere decides a request without Redis. It makes no step, which costs more. A call that waits is not decided while others wait.
+func (l *Limiter) allowHere(n int64, waits bool) (v verdict, err error) {
+	m := &l.machine
+	l.process.Mu.Lock()
+	defer l.process.Mu.Unlock()
+	if !waits || m.waiting() == 0 {
+		v, err = m.here(n, l.process.Local())
+		m.published.set(m.limit, m.full)
 	}
-	return verdict{true, ByStore, at - l.counts.shifted}, nil
+	return v, err
+}
+
+// isFull reports whether no permit can be admitted now.
+func (l *Limiter) isFull() bool {
+	c := l.machine.published.full.Load()
+	if c == nil {
+		return false
+	}
+	now := l.process.Local()
+	return now < c.until && now >= c.from
 }
 
 // Remaining returns how many permits could be admitted now. With Redis it makes one round trip in a sub-interval, and uses the last reply
@@ -173,10 +181,8 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	if l.coordinator != nil {
-		if _, err := l.coordinator.do(ctx, &call{kind: knows}); err != nil {
-			return 0, err
-		}
+	if _, err := l.do(ctx, &call{kind: knows}); err != nil {
+		return 0, err
 	}
 	limit, used, _ := l.standing(1)
 	return int(max(0, limit-used)), nil
@@ -194,14 +200,9 @@ func (l *Limiter) RetryAfter(n int) time.Duration {
 
 // standing returns the limit, the permits that count against it now, and the time until n more can be admitted.
 func (l *Limiter) standing(n int64) (limit, used int64, wait time.Duration) {
-	if l.coordinator != nil {
-		return l.coordinator.standing(n)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	at := max(l.now(), l.counts.seen)
-	limit, used = l.limit.Load(), l.counts.used(&l.rule, at)
-	return limit, used, l.counts.wait(&l.rule, at, limit, n)
+	now, out := l.process.Begin()
+	defer l.process.End(now, out)
+	return l.machine.standing(n, now)
 }
 
 // SetLimit changes the limit, with Redis for all processes: it becomes the next version, and the newest version is in force for every
@@ -218,21 +219,13 @@ func (l *Limiter) standing(n int64) (limit, used int64, wait time.Duration) {
 // Without Redis it changes this limiter alone, at once. After an [ErrStoreUnavailable] it is unknown whether the limit was set.
 func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 	if !validLimit(n) {
-		return l.badPermits("limit", n, limitRange)
+		return l.machine.name.badPermits("limit", n, limitRange)
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if l.coordinator != nil {
-		_, err := l.coordinator.do(ctx, &call{kind: sets, limit: int64(n)})
-		return err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.limit.Store(int64(n))
-	l.publish(span{})
-	l.waiters.wake()
-	return nil
+	_, err := l.do(ctx, &call{kind: sets, limit: int64(n)})
+	return err
 }
 
 // Reconfigure adopts the limit of another limiter, with its version ([WithVersion]), and its [FailurePolicy]. The counts stay, including
@@ -242,57 +235,39 @@ func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 // It returns an ErrInvalidConfig if the other limiter counts something else: its name, window, resolution and key must be the same.
 // The other limiter must not be used afterwards.
 func (l *Limiter) Reconfigure(as *Limiter) error {
-	if as == nil || as.name != l.name || as.rule != l.rule || as.key() != l.key() {
-		return l.bad("other limiter", "of something else", "one that counts the same")
+	m := &l.machine
+	if as == nil || as.machine.name != m.name || as.machine.rule != m.rule || as.machine.key != m.key {
+		return l.machine.name.bad("other limiter", "of something else", "one that counts the same")
 	}
-	var version int64
-	var policy policy
-	as.mu.Lock()
-	limit := as.limit.Load()
-	if c := as.coordinator; c != nil {
-		version, policy = c.version, c.policy
-	}
-	as.mu.Unlock()
-	if c := l.coordinator; c != nil {
-		c.reconfigure(limit, version, policy.failure)
-		return nil
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.limit.Store(limit)
-	l.publish(span{})
-	l.waiters.wake()
+	as.process.Mu.Lock()
+	limit, version, failure := as.machine.limit, as.machine.version, as.machine.policy.failure
+	as.process.Mu.Unlock()
+	now, out := l.process.Begin()
+	defer l.process.End(now, out)
+	m.policy.failure, m.full, m.lookAt = failure, span{}, 0
+	m.limit, m.version = m.newest(limit, version)
 	return nil
 }
 
-// key returns the key in Redis; "" without Redis.
-func (l *Limiter) key() string {
-	if l.coordinator == nil {
-		return ""
-	}
-	return l.coordinator.key
-}
-
 // Limit returns the limit in force.
-func (l *Limiter) Limit() int { return int(l.limit.Load()) }
+func (l *Limiter) Limit() int { return int(l.machine.published.limit.Load()) }
 
 // Version returns the version of the limit in force; 0 if there is none, and in memory.
 func (l *Limiter) Version() int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.coordinator == nil {
-		return 0
-	}
-	return l.coordinator.version
+	l.process.Mu.Lock()
+	defer l.process.Mu.Unlock()
+	return l.machine.version
 }
 
 // Name returns the name of the limiter; for one made with [NewKey], the number.
-func (l *Limiter) Name() string { return l.name }
+func (l *Limiter) Name() string { return string(l.machine.name) }
 
 // Window returns the length of the window.
-func (l *Limiter) Window() time.Duration { return time.Duration(l.rule.window) * time.Microsecond }
+func (l *Limiter) Window() time.Duration {
+	return time.Duration(l.machine.rule.window) * time.Microsecond
+}
 
 // Resolution returns the length of a sub-interval.
 func (l *Limiter) Resolution() time.Duration {
-	return time.Duration(l.rule.resolution) * time.Microsecond
+	return time.Duration(l.machine.rule.resolution) * time.Microsecond
 }

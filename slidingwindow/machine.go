@@ -6,52 +6,56 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
-// machine is the step.Machine of a window in Redis: the part that decides. It has no lock, clock, channel or goroutine; see package step.
+// machine is the waiting.Machine of a limiter: the part that decides. It has no lock, clock, channel or goroutine.
 //
 // A call is refused by the view, or joins the queue and is sent with the next batch. A call that waits for permits is not refused: it joins the
-// line. Once the view shows room for the first of the line, it joins the queue with all behind it that fit.
+// line. Once the view shows room for the first of the line, it joins the queue with all behind it that fit. Without Redis, calls are decided at
+// once, and the line is judged by the counts of this process.
 //
 // Replies bring the server's clock. From the first reply on, times are those of that clock, whatever time of day this process has.
 type machine struct {
 	config
-	rule  rule
-	limit int64 // in force
+	published published
+	limit     int64 // in force
 	// full is a span in which not even one permit can be admitted, by the limiter's clock, which may be set. The zero value is none.
 	full span
 
-	queue      queue         // calls that wait to be sent
-	line       queue         // calls that wait for permits
-	called     int           // calls of the line that are in the queue or in flight
-	lookAt     int64         // when the first of the line is judged again; by now
-	scriptTime string        // the time by which the next batch is decided; "" for the server's
-	flying     *flight       // nil if no batch is in flight
-	look       bool          // send a batch even without calls, for its reply
-	asked      int64         // the sub-interval whose first request was sent although the view refuses it; 0 if none
-	version    int64         // of the limit
-	view       view          // what the last reply showed
-	admitted   admitted      // permits that this process has admitted
-	steady     steady        // the clock of all these
-	fault      error         // of the last probe, during an outage; else nil
-	broken     bool          // the state or the way to Redis needs a repair
-	began      time.Duration // when the outage began, by step.Moment.Mono
-	reportBy   time.Duration // when a probe reports what Redis lacks, during an outage; 0 if unset
-	putOff     time.Duration // until when reports and refunds wait, by step.Moment.Mono
-	random     rand.PCG
+	queue    queue         // calls that wait to be sent
+	line     queue         // calls that wait for permits
+	called   int           // calls of the line that are in the queue or in flight
+	lookAt   int64         // when the first of the line is judged again; by now
+	flying   *flight       // nil if no batch is in flight
+	look     bool          // send a batch even without calls, for its reply
+	asked    int64         // the sub-interval whose first request was sent although the view refuses it; 0 if none
+	version  int64         // of the limit
+	view     view          // what the last reply showed
+	admitted admitted      // permits that this process has admitted
+	steady   steady        // the clock of all these
+	fault    error         // of the last probe, during an outage; else nil
+	broken   bool          // the state or the way to Redis needs a repair
+	began    time.Duration // when the outage began, by waiting.Moment.Mono
+	reportBy time.Duration // when a probe reports what Redis lacks, during an outage; 0 if unset
+	putOff   time.Duration // until when reports and refunds wait, by waiting.Moment.Mono
+	random   rand.PCG
 }
 
 // config is the fixed part of a machine.
 type config struct {
-	name, key string
-	sender    string // the name of this process in the keys of its reports
-	policy    policy
-	observer  *Observer
+	name     named
+	rule     rule
+	key      string                  // "" without Redis
+	sender   string                  // the name of this process in the keys of its reports
+	server   func(local int64) int64 // see options
+	policy   policy
+	observer *Observer
 }
 
-// policy is the configuration of round trips and outages.
+// policy is the configuration of waits, round trips and outages.
 type policy struct {
+	waiters int // the most calls that may be queued, or wait for permits
 	timeout time.Duration
 	failure FailurePolicy
 	local   bool // scripts decide by the limiter's clock
@@ -72,83 +76,68 @@ func (m *machine) now(local int64) int64 {
 }
 
 // end ends a call, unless its caller has left.
-func (m *machine) end(c *call, v verdict, err error, out *step.Out) {
+func (m *machine) end(c *call, v verdict, err error, out *waiting.Out) waiting.Way {
 	if !c.cancelled {
 		c.verdict, c.err = v, err
 		out.End(&c.Ticket)
 	}
+	return waiting.Ended
 }
 
-// Join implements step.Machine.
-func (m *machine) Join(c *call, moment step.Moment, out *step.Out) step.Way {
+// Join implements waiting.Machine.
+func (m *machine) Join(c *call, moment waiting.Moment, out *waiting.Out) waiting.Way {
 	now := m.now(moment.Local)
 	c.since = moment.Mono
-	switch {
+	switch _, shares := m.policy.failure.share(); {
 	case c.kind == allows:
 		m.full = span{}
 		if c.waits && m.waiting() > 0 {
-			return m.standInLine(c, out)
+			return m.stand(c, &m.line, m.waiting(), out)
 		}
 		return m.judge(c, now, moment, out)
 	case c.kind == refunds:
-		m.admitted.refund(&m.rule, c.at+m.admitted.counts.shifted, c.n)
 		m.full, m.lookAt = span{}, 0
-		if c.n = 0; len(m.admitted.refunds) == 0 || m.fault != nil || m.queue.full() {
-			m.end(c, verdict{}, nil, out)
-			return step.Ended
+		if m.key == "" {
+			m.admitted.counts.advance(&m.rule, moment.Local)
+			m.admitted.counts.remove(&m.rule, c.at+m.admitted.counts.shifted, c.n)
+			return m.end(c, verdict{}, nil, out)
 		}
+		m.admitted.refund(&m.rule, c.at+m.admitted.counts.shifted, c.n)
+		if c.n = 0; len(m.admitted.refunds) == 0 || m.fault != nil || m.queue.live() >= m.policy.waiters {
+			return m.end(c, verdict{}, nil, out)
+		}
+	case m.key == "":
+		if c.kind == sets {
+			m.limit, m.full, m.lookAt = c.limit, span{}, 0
+		}
+		return m.end(c, verdict{}, nil, out)
 	case m.fault == nil:
 		if c.kind == knows && m.view.valid && !m.view.stale(&m.rule, m.view.earliest(now)) {
-			m.end(c, verdict{}, nil, out)
-			return step.Ended
+			return m.end(c, verdict{}, nil, out)
 		}
-	case c.kind != sets && m.policy.shares():
-		m.probe(moment)
-		m.end(c, verdict{}, nil, out)
-		return step.Ended
+	case c.kind != sets && shares:
+		m.look = m.look || moment.Pause == 0
+		return m.end(c, verdict{}, nil, out)
 	case moment.Pause > 0:
-		m.end(c, verdict{}, m.fault, out)
-		return step.Ended
+		return m.end(c, verdict{}, m.fault, out)
 	}
-	return m.enqueue(c, out)
-}
-
-// shares reports whether the policy is a LocalShare.
-func (p *policy) shares() bool {
-	_, ok := p.failure.share()
-	return ok
+	return m.stand(c, &m.queue, m.queue.live(), out)
 }
 
 // waiting returns how many calls wait for permits.
 func (m *machine) waiting() int { return m.line.live() + m.called }
 
-// standInLine adds a call behind all that wait for permits.
-func (m *machine) standInLine(c *call, out *step.Out) step.Way {
-	if m.waiting() >= m.line.most {
-		return m.crowded(c, m.line.most, out)
+// stand adds a call to the queue or the line, where so many are, unless they are too many.
+func (m *machine) stand(c *call, q *queue, are int, out *waiting.Out) waiting.Way {
+	if are >= m.policy.waiters {
+		return m.end(c, verdict{by: ByCheck}, fmt.Errorf("%w: limiter %.80q: %d are waiting", ErrTooManyWaiters, m.name, are), out)
 	}
-	c.lined, c.stood = true, true
-	m.line.push(c)
-	return step.Queued
-}
-
-// enqueue adds a call to those that are sent next.
-func (m *machine) enqueue(c *call, out *step.Out) step.Way {
-	if m.queue.full() {
-		return m.crowded(c, m.queue.most, out)
+	c.lined = q == &m.line
+	c.stood = c.stood || c.lined
+	if q.push(c); c.lined || m.flying != nil {
+		return waiting.Queued
 	}
-	c.lined = false
-	m.queue.push(c)
-	if m.flying != nil {
-		return step.Queued
-	}
-	return step.Alone
-}
-
-// crowded ends a call because too many wait.
-func (m *machine) crowded(c *call, most int, out *step.Out) step.Way {
-	m.end(c, verdict{by: ByCheck}, fmt.Errorf("%w: limiter %.80q: %d are waiting", ErrTooManyWaiters, m.name, most), out)
-	return step.Ended
+	return waiting.Alone
 }
 
 // judge decides a request by the view or by the policy, or queues it.
@@ -156,10 +145,17 @@ func (m *machine) crowded(c *call, most int, out *step.Out) step.Way {
 // The view only lacks permits that others have admitted since. So a refusal by it is right, as long as the state is not lost and the
 // server's clock does not jump. Both show at the next sub-interval, whose first request is sent whatever the view is. Permits that this
 // process has requested count as granted. During an outage of Redis the view stays true.
-func (m *machine) judge(c *call, now int64, moment step.Moment, out *step.Out) step.Way {
+func (m *machine) judge(c *call, now int64, moment waiting.Moment, out *waiting.Out) waiting.Way {
+	if m.key == "" {
+		v, err := m.here(c.n, moment.Local)
+		if err == nil && !v.ok {
+			return m.refuse(c, v.by, out)
+		}
+		return m.end(c, v, err, out)
+	}
 	down := m.fault != nil
-	if down {
-		m.probe(moment)
+	if down && moment.Pause == 0 { // a probe is due
+		m.look = true
 	}
 	if m.view.valid && (!down || m.policy.failure != FailOpen) {
 		switch m.checkView(c.n, now, moment.Local) {
@@ -172,35 +168,48 @@ func (m *machine) judge(c *call, now int64, moment step.Moment, out *step.Out) s
 	if down {
 		return m.decideLocally(c, now, out)
 	}
-	return m.enqueue(c, out)
+	return m.stand(c, &m.queue, m.queue.live(), out)
 }
 
 // refuse refuses a request. One that waits joins the line.
-func (m *machine) refuse(c *call, by Decider, out *step.Out) step.Way {
+func (m *machine) refuse(c *call, by Decider, out *waiting.Out) waiting.Way {
 	switch {
 	case c.lined:
-		return step.Queued
+		return waiting.Queued
 	case c.waits && !c.cancelled:
-		return m.standInLine(c, out)
+		return m.stand(c, &m.line, m.waiting(), out)
 	}
-	m.end(c, verdict{by: by}, nil, out)
-	return step.Ended
+	return m.end(c, verdict{by: by}, nil, out)
+}
+
+// here decides a request without Redis, by the limiter's clock.
+func (m *machine) here(n, local int64) (v verdict, err error) {
+	c := &m.admitted.counts
+	at := c.advance(&m.rule, local)
+	used := c.used(&m.rule, at)
+	if m.full = (span{}); used+n > m.limit {
+		if used+1 > m.limit {
+			m.full = spanOf(local, c.until(&m.rule, at, m.limit-1)-at)
+		}
+		return v, nil
+	}
+	if !c.add(&m.rule, n) {
+		return v, fmt.Errorf("%w: limiter %.80q", ErrOverflow, m.name)
+	}
+	return verdict{true, ByStore, at - c.shifted}, nil
 }
 
 // decideLocally decides a request during an outage.
-func (m *machine) decideLocally(c *call, now int64, out *step.Out) step.Way {
+func (m *machine) decideLocally(c *call, now int64, out *waiting.Out) waiting.Way {
 	if m.policy.failure == FailClosed {
-		m.end(c, verdict{}, m.fault, out)
-		return step.Ended
+		return m.end(c, verdict{}, m.fault, out)
 	}
 	share, _ := m.policy.failure.share() // not above 0 under FailOpen: no bound
-	earliest, latest := m.view.bounds(now)
-	at, ok := m.admitted.take(&m.rule, c.n, min(int64(share), m.limit), earliest, latest)
+	at, ok := m.admitted.take(&m.rule, c.n, min(int64(share), m.limit), m.view.earliest(now), m.view.latest(now))
 	if !ok {
 		return m.refuse(c, ByPolicy, out)
 	}
-	m.end(c, verdict{true, ByPolicy, at - m.admitted.counts.shifted}, nil, out)
-	return step.Ended
+	return m.end(c, verdict{true, ByPolicy, at - m.admitted.counts.shifted}, nil, out)
 }
 
 // opinion is what the view says of a request.
@@ -235,8 +244,8 @@ func (m *machine) checkView(n, now, local int64) opinion {
 	return full
 }
 
-// Leave implements step.Machine.
-func (m *machine) Leave(c *call, _ step.Moment, _ *step.Out) {
+// Leave implements waiting.Machine.
+func (m *machine) Leave(c *call, _ waiting.Moment, _ *waiting.Out) {
 	if c.lined {
 		if m.line.first() == c {
 			m.lookAt = 0
@@ -261,8 +270,8 @@ func (m *machine) back(c *call) {
 	}
 }
 
-// Expire implements step.Machine. A call that waits for permits has no timeout.
-func (m *machine) Expire(moment step.Moment, out *step.Out) (next time.Duration) {
+// Expire implements waiting.Machine. A call that waits for permits has no timeout.
+func (m *machine) Expire(moment waiting.Moment, out *waiting.Out) (next time.Duration) {
 	const together = time.Millisecond // otherwise each call of a crowd would have an alarm of its own
 	calls := slices.Clone(m.queue.calls)
 	if f := m.flying; f != nil {
@@ -287,8 +296,8 @@ func (m *machine) Expire(moment step.Moment, out *step.Out) (next time.Duration)
 	return next
 }
 
-// Tick implements step.Machine.
-func (m *machine) Tick(moment step.Moment, out *step.Out) (next step.Next) {
+// Tick implements waiting.Machine.
+func (m *machine) Tick(moment waiting.Moment, out *waiting.Out) (next waiting.Next) {
 	if m.line.live() > 0 && m.called == 0 {
 		next.Wait = m.serve(moment, out)
 	}
@@ -296,6 +305,7 @@ func (m *machine) Tick(moment step.Moment, out *step.Out) (next step.Next) {
 		m.reportLater(moment)
 		next.By = m.reportBy
 	}
+	m.published.set(m.limit, m.full)
 	next.Send = m.flying == nil && (m.queue.live() > 0 || m.look || m.mustReport(moment))
 	return next
 }
@@ -307,7 +317,7 @@ const minLook = time.Millisecond
 // serve judges the calls of the line whose turn it is, and returns when to do so again; 0 while some of them are in flight.
 //
 // Those that are sent together have sizes that do not fall. So if Redis refuses one, it refuses those behind it, too: none is overtaken.
-func (m *machine) serve(moment step.Moment, out *step.Out) time.Duration {
+func (m *machine) serve(moment waiting.Moment, out *waiting.Out) time.Duration {
 	now := m.now(moment.Local)
 	size := int64(0)
 	for m.called < maxBatch && now >= m.lookAt {
@@ -316,10 +326,10 @@ func (m *machine) serve(moment step.Moment, out *step.Out) time.Duration {
 			break
 		}
 		if c.n > m.limit { // it was lowered meanwhile
-			m.end(c, verdict{by: ByCheck}, m.tooMany(c.n), out)
-		} else if c.since = moment.Mono; m.judge(c, now, moment, out) != step.Ended {
+			m.end(c, verdict{by: ByCheck}, m.name.tooMany(c.n, m.limit), out)
+		} else if c.since = moment.Mono; m.judge(c, now, moment, out) != waiting.Ended {
 			if c.lined { // still
-				m.lookAt = now + m.untilLook(c.n, now, moment).Microseconds()
+				m.lookAt = now + m.untilLook(c.n, moment).Microseconds()
 				break
 			}
 			c.called, size = true, c.n
@@ -338,47 +348,41 @@ func (m *machine) fitsToo(c *call, now int64) bool {
 	return m.view.valid && m.fault == nil && m.view.counts.used(&m.rule, m.view.latest(now))+m.queue.pending+c.n <= m.limit
 }
 
-// untilLook returns when the first of the line is judged again: when its permits may be free, at least once in a sub-interval, since others may
-// have refunded permits, and during an outage when a probe is due.
-func (m *machine) untilLook(n, now int64, moment step.Moment) time.Duration {
-	_, _, wait := m.standing(n, now, moment)
-	d := min(wait, time.Duration(m.rule.resolution)*time.Microsecond)
-	if m.fault != nil {
-		d = min(d, max(step.MinPause, moment.Pause))
+// untilLook returns when the first of the line is judged again: when its permits may be free. With Redis at least once in a sub-interval, since
+// others may have refunded permits, and during an outage when a probe is due.
+func (m *machine) untilLook(n int64, moment waiting.Moment) time.Duration {
+	_, _, wait := m.standing(n, moment)
+	switch d := min(wait, time.Duration(m.rule.resolution)*time.Microsecond); {
+	case m.key == "":
+		return wait
+	case m.fault != nil:
+		return max(minLook, min(d, max(waiting.MinPause, moment.Pause)))
+	default:
+		return max(minLook, d)
 	}
-	return max(minLook, d)
 }
 
 // standing implements Limiter.standing.
-func (m *machine) standing(n, now int64, moment step.Moment) (limit, used int64, wait time.Duration) {
-	counts, at, pending, limit := &m.view.counts, m.view.latest(now), m.queue.pending, m.limit
-	if m.fault != nil {
-		share, shares := m.policy.failure.share()
-		if !shares {
-			return limit, limit, moment.Pause
-		}
-		earliest, _ := m.view.bounds(now)
+func (m *machine) standing(n int64, moment waiting.Moment) (limit, used int64, wait time.Duration) {
+	now, counts := m.now(moment.Local), &m.view.counts
+	at, pending, limit := m.view.latest(now), m.queue.pending, m.limit
+	switch share, shares := m.policy.failure.share(); {
+	case m.key == "":
+		counts, at = &m.admitted.counts, max(m.admitted.counts.seen, moment.Local)
+	case m.fault != nil && !shares:
+		return limit, limit, moment.Pause
+	case m.fault != nil:
 		counts, pending, limit = &m.admitted.counts, 0, min(int64(share), limit)
-		at = max(counts.seen, earliest)
+		at = max(counts.seen, m.view.earliest(now))
 	}
 	return limit, counts.used(&m.rule, at) + pending, counts.wait(&m.rule, at, limit-pending, n)
 }
 
-// tooMany returns the error of a request above the limit.
-func (m *machine) tooMany(n int64) error { return (&window{name: m.name}).tooMany(n, m.limit) }
-
-// probe has a probe sent if one is due.
-func (m *machine) probe(moment step.Moment) {
-	if moment.Pause == 0 {
-		m.look = true
-	}
-}
-
 // reportLater makes sure that Redis receives the permits and refunds it lacks when the outage ends, even if this process gets no more calls.
-func (m *machine) reportLater(moment step.Moment) {
+func (m *machine) reportLater(moment waiting.Moment) {
 	if m.reportBy == 0 {
-		if earliest, _ := m.view.bounds(m.now(moment.Local)); m.admitted.owes(&m.rule, earliest) {
-			m.reportBy = moment.Mono + step.LongPause/2 + time.Duration(m.draw(int64(step.LongPause)))
+		if m.admitted.owes(&m.rule, m.view.earliest(m.now(moment.Local))) {
+			m.reportBy = moment.Mono + waiting.LongPause/2 + time.Duration(m.draw(int64(waiting.LongPause)))
 		}
 	} else if moment.Mono >= m.reportBy {
 		m.reportBy, m.look = 0, true
@@ -388,8 +392,8 @@ func (m *machine) reportLater(moment step.Moment) {
 // draw returns a random number from 0 to n - 1.
 func (m *machine) draw(n int64) int64 { return int64(m.random.Uint64() % uint64(n)) }
 
-// Outage implements step.Machine.
-func (m *machine) Outage(err error, moment step.Moment, out *step.Out) {
+// Outage implements waiting.Machine.
+func (m *machine) Outage(err error, moment waiting.Moment, out *waiting.Out) {
 	before := m.fault
 	m.fault, m.lookAt, m.full = err, 0, span{}
 	if err == nil {
@@ -405,15 +409,13 @@ func (m *machine) Outage(err error, moment step.Moment, out *step.Out) {
 	m.look = false
 	var line []*call
 	for _, c := range m.queue.takeAll() {
-		switch m.back(c); {
+		m.back(c)
+		switch c.lined = c.waits; {
 		case c.n == 0:
 			m.end(c, verdict{}, err, out)
-			continue
 		case c.recheck && m.policy.failure != FailOpen && m.view.counts.used(&m.rule, m.view.latest(now))+c.n > m.limit:
-			c.lined = c.waits
 			m.refuse(c, BySnapshot, out)
 		default:
-			c.lined = c.waits
 			m.decideLocally(c, now, out)
 		}
 		if c.recheck = false; c.lined && !c.Ended() {

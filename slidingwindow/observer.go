@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
 // Observer receives the events of a limiter, for metrics, traces and logs. Functions that are nil are not called, and a limiter without an
@@ -91,24 +91,24 @@ type Health struct {
 func WithObserver(o Observer) Option { return func(op *options) { op.observer = &o } }
 
 // noteTrip reports the end of a round trip to the observer.
-func (m *machine) noteTrip(b *flight, requests int, err error, moment step.Moment, out *step.Out) {
+func (m *machine) noteTrip(b *flight, requests int, err error, moment waiting.Moment, out *waiting.Out) {
 	if m.observer != nil && m.observer.Trip != nil {
-		trip := Trip{m.name, requests, moment.Mono - b.began, err}
+		trip := Trip{string(m.name), requests, moment.Mono - b.began, err}
 		out.Note(func() { m.observer.Trip(trip) })
 	}
 }
 
 // noteHealth reports the beginning or the end of an outage to the observer.
-func (m *machine) noteHealth(h Health, out *step.Out) {
+func (m *machine) noteHealth(h Health, out *waiting.Out) {
 	if m.observer != nil && m.observer.Health != nil {
-		h.Limiter, h.Policy = m.name, m.policy.failure
+		h.Limiter, h.Policy = string(m.name), m.policy.failure
 		out.Note(func() { m.observer.Health(h) })
 	}
 }
 
 // observed makes a decision and reports it to the observer.
 func (l *Limiter) observed(ctx context.Context, n int, decide func(context.Context, int) (verdict, time.Duration, error)) (verdict, error) {
-	if l.observer == nil || l.observer.Decision == nil {
+	if l.machine.observer == nil || l.machine.observer.Decision == nil {
 		v, _, err := decide(ctx, n)
 		return v, err
 	}
@@ -117,8 +117,8 @@ func (l *Limiter) observed(ctx context.Context, n int, decide func(context.Conte
 	if err == nil && !v.ok {
 		wait = l.RetryAfter(n)
 	}
-	l.observer.Decision(ctx, Decision{
-		Limiter: l.name, Permits: n, Granted: err == nil && v.ok, Err: err, By: v.by, Wait: wait, Elapsed: clock.Mono() - began,
+	l.machine.observer.Decision(ctx, Decision{
+		Limiter: l.Name(), Permits: n, Granted: err == nil && v.ok, Err: err, By: v.by, Wait: wait, Elapsed: clock.Mono() - began,
 	})
 	return v, err
 }

@@ -34,7 +34,7 @@ type options struct {
 	observer *Observer
 	clock    clockwork.Clock
 	local    bool
-	server   func() int64 // the time of scripts; nil for the server's own clock
+	server   func(local int64) int64 // the time of scripts, by the limiter's clock; nil for the server's own clock
 }
 
 const (
@@ -95,11 +95,11 @@ func isNil(v any) bool {
 	return !rv.IsValid() || rv.Kind() == reflect.Pointer && rv.IsNil()
 }
 
-func (l *Limiter) options(opts []Option) (*options, error) {
+func (n named) options(opts []Option) (*options, error) {
 	o := &options{prefix: defaultPrefix, timeout: defaultTimeout, waiters: defaultWaiters}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, l.bad("option", "nil", "no nil options")
+			return nil, n.bad("option", "nil", "no nil options")
 		}
 		opt(o)
 	}
@@ -107,28 +107,28 @@ func (l *Limiter) options(opts []Option) (*options, error) {
 	share, shares := o.policy.share()
 	switch {
 	case o.given && script.Usable(o.client) != nil:
-		return nil, l.bad("redis client", script.Usable(o.client), "a client")
+		return nil, n.bad("redis client", script.Usable(o.client), "a client")
 	case script.MovesKeys(o.client):
-		return nil, l.bad("redis client", script.MovingRing, script.PinnedRing)
+		return nil, n.bad("redis client", script.MovingRing, script.PinnedRing)
 	case len(o.prefix) > maxName || strings.ContainsAny(o.prefix, "{}"):
-		return nil, l.bad("key prefix", fmt.Sprintf("%.40q", o.prefix), "at most 512 bytes without braces")
+		return nil, n.bad("key prefix", fmt.Sprintf("%.40q", o.prefix), "at most 512 bytes without braces")
 	case o.timeout < time.Millisecond || o.timeout > time.Minute:
-		return nil, l.bad("timeout", o.timeout, "1ms to 1m")
+		return nil, n.bad("timeout", o.timeout, "1ms to 1m")
 	case o.waiters < 1:
-		return nil, l.bad("max waiters", o.waiters, "at least 1")
+		return nil, n.bad("max waiters", o.waiters, "at least 1")
 	case shares && !validLimit(share):
-		return nil, l.bad("share", share, limitRange)
+		return nil, n.bad("share", share, limitRange)
 	case shares && !o.given:
-		return nil, l.bad("share", share, "WithRedis as well: a limiter of one process has nothing to share")
+		return nil, n.bad("share", share, "WithRedis as well: a limiter of one process has nothing to share")
 	case o.version < 0 || o.version > maxInteger:
-		return nil, l.bad("version", o.version, "0 (unversioned) to 2^53")
+		return nil, n.bad("version", o.version, "0 (unversioned) to 2^53")
 	case clockless:
-		return nil, l.bad("clock", "nil", "a clock")
+		return nil, n.bad("clock", "nil", "a clock")
 	case o.local && !o.given:
-		return nil, l.bad("local time", "without Redis", "none: it is always local then")
+		return nil, n.bad("local time", "without Redis", "none: it is always local then")
 	}
 	if o.local {
-		o.server = l.now
+		o.server = func(local int64) int64 { return local }
 	}
 	return o, nil
 }

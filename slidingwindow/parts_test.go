@@ -5,19 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
-
-// Calls that are put back are sent before those that have arrived since, in their order.
-func TestPutBackInFront(t *testing.T) {
-	q := queue{most: 10}
-	first, second, third := &call{n: 1, sent: true}, &call{n: 2, sent: true}, &call{n: 4}
-	q.push(third)
-	q.putBack([]*call{first, second})
-	require.False(t, first.sent || second.sent)
-	require.Equal(t, []*call{first, second, third}, []*call{q.next(), q.next(), q.next()})
-	require.Nil(t, q.next())
-}
 
 // A clock that is set back stands still for the step, and goes on from there. The view is invalid after it, because the time that has passed
 // is unknown.
@@ -36,8 +25,8 @@ func TestSteadyClock(t *testing.T) {
 
 // A reply ends the pause of reports after an error that needed a repair.
 func TestReplyAfterARepair(t *testing.T) {
-	m := &machine{rule: rule{1000, 100, 10}, broken: true}
-	m.Settle(new(flight), []string{"5000 5000", "", ""}, step.Replied, nil, step.Moment{}, new(step.Out))
+	m := &machine{config: config{rule: rule{1000, 100, 10}}, broken: true}
+	m.Settle(new(flight), []string{"5000 5000", "", ""}, waiting.Replied, nil, waiting.Moment{}, new(waiting.Out))
 	require.False(t, m.broken)
 }
 
@@ -58,11 +47,11 @@ func TestRefundsNotSent(t *testing.T) {
 
 // The calls of a batch that ran too late are sent once more, with its refunds. The second time they fail.
 func TestLateTwice(t *testing.T) {
-	m := &machine{rule: rule{1000, 100, 10}, queue: queue{most: 10}}
+	m := &machine{config: config{rule: rule{1000, 100, 10}}}
 	q := &call{n: 1, sent: true}
 	m.queue.pending = 1
 	late := func(b *flight) {
-		m.Settle(b, []string{"late", "1000"}, step.Replied, nil, step.Moment{Local: 1000}, new(step.Out))
+		m.Settle(b, []string{"late", "1000"}, waiting.Replied, nil, waiting.Moment{Local: 1000}, new(waiting.Out))
 	}
 	late(&flight{calls: []*call{q}, refunds: []part{{1, 2}}})
 	require.False(t, q.Ended())
@@ -77,9 +66,9 @@ func TestLateTwice(t *testing.T) {
 
 // A failed batch was not the first request of its sub-interval: the next one is sent although the view refuses it.
 func TestFailedBatchAsksAgain(t *testing.T) {
-	m := &machine{queue: queue{most: 10}, asked: 7}
+	m := &machine{asked: 7}
 	q := &call{n: 1, sent: true}
-	m.Settle(&flight{calls: []*call{q}}, nil, step.Unusable, ErrCorruptState, step.Moment{Local: 5000}, new(step.Out))
+	m.Settle(&flight{calls: []*call{q}}, nil, waiting.Unusable, ErrCorruptState, waiting.Moment{Local: 5000}, new(waiting.Out))
 	require.ErrorIs(t, q.err, ErrCorruptState)
 	require.Zero(t, m.asked)
 }

@@ -148,9 +148,9 @@ func TestPoolIsNoOutage(t *testing.T) {
 			held := client.Conn()
 			require.NoError(t, held.Ping(ctx).Err())
 			for range 2 {
-				l.mu.Lock()
-				l.coordinator.view.valid = false // so that Redis is asked
-				l.mu.Unlock()
+				l.process.Mu.Lock()
+				l.machine.view.valid = false // so that Redis is asked
+				l.process.Mu.Unlock()
 				short, cancel := context.WithTimeout(ctx, time.Minute)
 				ok, err = l.Allow(short)
 				cancel()

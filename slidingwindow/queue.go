@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
 // verdict is the result of a request for permits.
@@ -16,13 +16,13 @@ type verdict struct {
 
 // call is one call of the machine.
 type call struct {
-	step.Ticket
+	waiting.Ticket
 	kind      kind
 	n         int64         // permits; 0 if it only needs a reply
 	limit     int64         // to be set; 0 if none
 	at        int64         // when the permits to be refunded were admitted; see receipt
 	waits     bool          // until the permits are admitted: it is not refused
-	since     time.Duration // when it joined the queue, by step.Moment.Mono
+	since     time.Duration // when it joined the queue, by waiting.Moment.Mono
 	recheck   bool          // Redis decides it although the view refuses it; it counts for no other request until it is granted
 	lined     bool          // it is in machine.line
 	stood     bool          // it has been there
@@ -53,16 +53,12 @@ func (c *call) holds() int64 {
 	return c.n
 }
 
-// queue holds the calls to be sent, first come, first served. The coordinator's mu guards it.
+// queue holds the calls to be sent, first come, first served. It belongs to a machine.
 type queue struct {
 	calls     []*call
 	cancelled int   // of calls
 	pending   int64 // permits of calls without a result
-	most      int   // calls that may be queued
 }
-
-// full reports whether no further call may be queued.
-func (q *queue) full() bool { return q.live() >= q.most }
 
 // live returns how many calls are queued.
 func (q *queue) live() int { return len(q.calls) - q.cancelled }

@@ -35,11 +35,13 @@ var patient = WithStoreTimeout(30 * time.Second)
 func unique(t testing.TB) string { return fmt.Sprintf("%s:%d", t.Name(), rand.Uint64()) }
 
 // serverClock returns an option that makes scripts decide by a clock of the test, while the process uses another.
-func serverClock(now func() int64) Option { return func(o *options) { o.server = now } }
+func serverClock(now func() int64) Option {
+	return func(o *options) { o.server = func(int64) int64 { return now() } }
+}
 
-// scripted returns a coordinator with the fields that the arguments of scripts need.
-func scripted(key string, r rule, server func() int64) *coordinator {
-	return &coordinator{machine: machine{config: config{key: key}, rule: r, scriptTime: decimal(server())}}
+// scripted returns a machine with the fields that the arguments of scripts need.
+func scripted(key string, r rule, server func() int64) *machine {
+	return &machine{config: config{key: key, rule: r, server: func(int64) int64 { return server() }}}
 }
 
 // lua/apply.lua and counts compute the same, to the last character of the state: with clocks that go on, stand still and step back, states of
@@ -108,7 +110,7 @@ func TestDifferential(t *testing.T) {
 				fits = append(fits, decimal(fit))
 			}
 
-			args, keys := l.arguments(b)
+			args, keys := l.arguments(b, 0)
 			reply, err := applyScript.Run(ctx, client, keys, args...)
 			require.NoError(rt, err)
 			require.Len(rt, reply, 3)
@@ -145,7 +147,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 	good, bad := 0, 0
 	check := func(t require.TestingT, text string) {
 		require.NoError(t, client.Set(ctx, key, text, time.Minute).Err())
-		args, keys := l.arguments(&flight{})
+		args, keys := l.arguments(&flight{}, 0)
 		_, err := applyScript.Run(ctx, client, keys, args...)
 		_, ok := parse(text)
 		require.Equal(t, ok, err == nil, "%q: %v", text, err)
@@ -266,7 +268,7 @@ func TestFleetLog(t *testing.T) {
 				wg.Wait()
 				synctest.Wait()
 				// Only a write moves the state's clock, so the state has the time of the log.
-				if s, known := parse(client.get(l.coordinator.key)); known {
+				if s, known := parse(client.get(l.machine.key)); known {
 					g.observe(s.seen)
 					if s.seen < g.seen { // within standstill: a read moved the log's clock, and this write the state's
 						g.shift(s.seen)
@@ -410,47 +412,6 @@ func TestShare(t *testing.T) {
 	})
 }
 
-// Calls that wait while a batch is in flight are refused if its reply shows a full window.
-func TestRefusedInQueue(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		client := new(bubbleRedis)
-		h := &holding{RedisClient: client, open: make(chan struct{})}
-		l, err := New("x", 4, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute))
-		require.NoError(t, err)
-		other, err := New("x", 4, time.Hour, time.Minute, WithRedis(client))
-		require.NoError(t, err)
-		for _, m := range []*Limiter{l, other} {
-			_, err = m.Remaining(ctx)
-			require.NoError(t, err)
-		}
-		h.hold.Store(true)
-		got := make(chan bool, 2)
-		for pending := range int64(2) {
-			go func() {
-				ok, err := l.Allow(ctx)
-				if err != nil {
-					panic(err)
-				}
-				got <- ok
-			}()
-			synctest.Wait()
-			l.mu.Lock()
-			require.Equal(t, pending+1, l.coordinator.queue.pending)
-			require.Len(t, l.coordinator.queue.calls, int(pending))
-			l.mu.Unlock()
-		}
-		ok, err := other.AllowN(ctx, 3)
-		require.NoError(t, err)
-		require.True(t, ok)
-		before := client.executed()
-		h.hold.Store(false)
-		close(h.open)
-		require.NotEqual(t, <-got, <-got)
-		synctest.Wait()
-		require.Equal(t, before+1, client.executed())
-	})
-}
-
 // pairs runs a test in a bubble, with two processes that share a limit of 3 in an hour, in sub-intervals of a minute. The test
 // sets the server's clock.
 func pairs(t *testing.T, test func(t *testing.T, client *bubbleRedis, server *atomic.Int64, a, b *Limiter)) {
@@ -547,7 +508,7 @@ func TestFirstOfASubInterval(t *testing.T) {
 		synctest.Wait()
 		ask(1, true)
 		require.False(t, <-first)
-		require.Zero(t, b.coordinator.queue.pending)
+		require.Zero(t, b.machine.queue.pending)
 	})
 }
 
@@ -679,13 +640,13 @@ func TestMemory(t *testing.T) {
 			}
 			server.Add(1_000_000)
 		}
-		size, err := client.MemoryUsage(ctx, l.coordinator.key).Result()
+		size, err := client.MemoryUsage(ctx, l.machine.key).Result()
 		require.NoError(t, err)
 		sizes[requests] = size
-		ttl := client.PTTL(ctx, l.coordinator.key).Val()
+		ttl := client.PTTL(ctx, l.machine.key).Val()
 		require.Greater(t, ttl, 2*time.Minute)
 		require.Less(t, ttl, 3*time.Minute)
-		require.LessOrEqual(t, len(l.coordinator.view.counts.ring), 61)
+		require.LessOrEqual(t, len(l.machine.view.counts.ring), 61)
 	}
 	t.Logf("a limiter of 60 sub-intervals, all of them used: %d bytes in Redis after 610 permits, %d after 6100", sizes[10], sizes[100])
 	require.Less(t, sizes[100], sizes[10]+300)

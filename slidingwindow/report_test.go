@@ -74,7 +74,7 @@ func TestReportAfterALoss(t *testing.T) {
 		_, _ = l.Allow(ctx) // a probe, which reports
 		synctest.Wait()
 		time.Sleep(2 * maxPause)
-		server.remove(l.coordinator.key)
+		server.remove(l.machine.key)
 		cut.by(nil)
 		_, _ = l.Allow(ctx)
 		synctest.Wait()

@@ -20,7 +20,7 @@ type Result struct {
 	receipt *receipt
 }
 
-// receipt is the part of a Result that can be refunded. Its limiter's mu guards it.
+// receipt is the part of a Result that can be refunded. Its limiter's process guards it.
 type receipt struct {
 	limiter *Limiter
 	at      int64 // when it was admitted, less counts.shifted at that time
@@ -36,7 +36,7 @@ func (l *Limiter) Take(ctx context.Context, n int) (Result, error) {
 	}
 	r := Result{Allowed: v.ok}
 	limit, used, wait := l.standing(int64(n))
-	r.Limit, r.Remaining = int(l.limit.Load()), int(max(0, limit-used))
+	r.Limit, r.Remaining = l.Limit(), int(max(0, limit-used))
 	if v.ok {
 		r.receipt = &receipt{l, v.at, int64(n)}
 	} else if used+int64(n) > limit {
@@ -57,23 +57,18 @@ func (l *Limiter) Take(ctx context.Context, n int) (Result, error) {
 func (l *Limiter) Refund(ctx context.Context, r Result, n int) error {
 	p := r.receipt
 	if p == nil || p.limiter != l {
-		return l.badPermits("result", "without permits of this limiter", "one that Take has allowed")
+		return l.machine.name.badPermits("result", "without permits of this limiter", "one that Take has allowed")
 	}
-	l.mu.Lock()
-	if left := p.left; n < 1 || int64(n) > left {
-		l.mu.Unlock()
-		return l.badPermits("refund", n, fmt.Sprintf("1 to what is left, %d", left))
+	l.process.Mu.Lock()
+	left := p.left
+	ok := n >= 1 && int64(n) <= left
+	if ok {
+		p.left -= int64(n)
 	}
-	p.left -= int64(n)
-	if l.coordinator != nil {
-		l.mu.Unlock()
-		_, err := l.coordinator.do(ctx, &call{kind: refunds, at: p.at, n: int64(n)})
-		return err
+	l.process.Mu.Unlock()
+	if !ok {
+		return l.machine.name.badPermits("refund", n, fmt.Sprintf("1 to what is left, %d", left))
 	}
-	defer l.mu.Unlock()
-	l.counts.advance(&l.rule, l.now())
-	l.counts.remove(&l.rule, p.at+l.counts.shifted, int64(n))
-	l.publish(span{})
-	l.waiters.wake()
-	return nil
+	_, err := l.do(ctx, &call{kind: refunds, at: p.at, n: int64(n)})
+	return err
 }

@@ -66,7 +66,7 @@ func TestRefund(t *testing.T) {
 		left, err := l.Remaining(ctx)
 		require.NoError(t, err)
 		require.Equal(t, 2, left)
-		if l.coordinator != nil {
+		if l.machine.key != "" {
 			left, err = other.Remaining(ctx)
 			require.NoError(t, err)
 			require.Equal(t, 2, left)
@@ -124,9 +124,9 @@ func refundLog(t *testing.T, shared bool) {
 		g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
 		var history []taken
 		time := func() int64 { // of the log
-			seen := all[0].counts.seen
+			seen := all[0].machine.admitted.counts.seen
 			if shared {
-				s, ok := parse(client.get(all[0].coordinator.key))
+				s, ok := parse(client.get(all[0].machine.key))
 				if !ok {
 					return clock.Load()
 				}

@@ -6,12 +6,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
-// Settle implements step.Machine. A late reply has admitted nothing: its script ran after the deadline.
-func (m *machine) Settle(b *flight, reply []string, how step.Landing, err error, moment step.Moment, out *step.Out) {
-	if how == step.Late {
+// Settle implements waiting.Machine. A late reply has admitted nothing: its script ran after the deadline.
+func (m *machine) Settle(b *flight, reply []string, how waiting.Landing, err error, moment waiting.Moment, out *waiting.Out) {
+	if how == waiting.Late {
 		return
 	}
 	now, requests := m.now(moment.Local), len(b.calls)
@@ -20,14 +20,14 @@ func (m *machine) Settle(b *flight, reply []string, how step.Landing, err error,
 		m.putOff = moment.Mono + apart
 		m.admitted.refunds, b.refunds = append(m.admitted.refunds, b.refunds...), nil
 	}
-	if how == step.Replied {
+	if how == waiting.Replied {
 		err = m.read(b, reply, now)
 	}
 	m.noteTrip(b, requests, err, moment, out)
 	if err != nil {
 		m.asked = 0
 	}
-	if how == step.Failed || how == step.Overdue { // an outage, which decides them
+	if how == waiting.Failed || how == waiting.Overdue { // an outage, which decides them
 		m.putBack(b.calls)
 		return
 	}
@@ -59,7 +59,7 @@ func (m *machine) putBack(calls []*call) {
 }
 
 // fail ends calls with an error.
-func (m *machine) fail(calls []*call, err error, out *step.Out) {
+func (m *machine) fail(calls []*call, err error, out *waiting.Out) {
 	for _, c := range calls {
 		m.back(c)
 		m.end(c, verdict{}, err, out)
@@ -124,7 +124,7 @@ func (m *machine) adoptReply(b *flight, reply []string, received int64) error {
 	own.advance(r, a.seen)
 	lost := k.server.Known() && a.epoch != k.epoch // the state, by Redis
 	if b.report != nil || lost {
-		own.reported()
+		own.doubtful = nil
 	}
 	if lost {
 		own.lost(r, b.told())
@@ -176,7 +176,7 @@ func decodeReply(b *flight, reply []string) (a decodedReply, ok bool) {
 }
 
 // deliver gives the calls of a batch their results.
-func (m *machine) deliver(b *flight, now int64, out *step.Out) {
+func (m *machine) deliver(b *flight, now int64, out *waiting.Out) {
 	own, unused, k := int64(0), int64(0), 0
 	var refused []*call
 	for _, c := range b.calls {
@@ -191,14 +191,14 @@ func (m *machine) deliver(b *flight, now int64, out *step.Out) {
 		var err error
 		switch {
 		case c.limit > 0 && m.limit != c.limit && m.version == maxInteger:
-			err = (&window{name: m.name}).badPermits("limit", c.limit, "no version 2^53, which no other follows")
+			err = m.name.badPermits("limit", c.limit, "no version 2^53, which no other follows")
 		case c.n > 0 && v.ok:
 			b.granted[k]--
 			if own += c.n; c.cancelled {
 				unused += c.n
 			}
 		case c.n > m.limit: // it was lowered meanwhile
-			err = m.tooMany(c.n)
+			err = m.name.tooMany(c.n, m.limit)
 		case c.n > 0:
 			refused = append(refused, c)
 			continue

@@ -2,24 +2,27 @@ package slidingwindow
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// window is the common part of limiters in a process and in Redis.
-type window struct {
-	name  string
-	rule  rule
-	clock clock.Local
+// published are the values of a machine that are read without a lock.
+type published struct {
 	limit atomic.Int64
-	// full is a span in which not even one permit can be admitted, so refusals take no lock. nil if there is none.
-	full atomic.Pointer[span]
+	full  atomic.Pointer[span] // nil if there is none; so refusals take no lock
+}
 
-	waiters waiters
-
-	mu sync.Mutex // guards the counts of a Limiter, or the fields of its coordinator
+// set publishes the values of the machine.
+func (p *published) set(limit int64, full span) {
+	if p.limit.Load() != limit {
+		p.limit.Store(limit)
+	}
+	switch before := p.full.Load(); {
+	case full.until == 0 && before != nil: // otherwise a clock that is set back would begin it again
+		p.full.Store(nil)
+	case full.until != 0 && (before == nil || *before != full):
+		now := full // on the heap, which the parameter would be each time
+		p.full.Store(&now)
+	}
 }
 
 // span is from a time up to, and without, another, by the limiter's clock in microseconds.
@@ -33,44 +36,6 @@ func spanOf(now, micros int64) span {
 	return span{now, now + micros}
 }
 
-// now returns the time by the limiter's clock, in microseconds since 1970.
-func (w *window) now() int64 { return w.clock.Micros() }
-
-// isFull reports whether no permit can be admitted now.
-func (w *window) isFull() bool {
-	c := w.full.Load()
-	if c == nil {
-		return false
-	}
-	now := w.now()
-	return now < c.until && now >= c.from
-}
-
-// publish makes the limiter refuse all requests in a span; the zero value ends it. mu must be held.
-func (w *window) publish(full span) {
-	switch before := w.full.Load(); {
-	case full.until == 0 && before != nil: // otherwise a clock that is set back would begin it again
-		w.full.Store(nil)
-	case full.until != 0 && (before == nil || *before != full):
-		w.full.Store(&full)
-	}
-}
-
-// bad returns an ErrInvalidConfig.
-func (w *window) bad(field string, value any, want string) error {
-	return &InvalidError{w.name, field, value, want, ErrInvalidConfig}
-}
-
-// badPermits returns an ErrInvalidPermits.
-func (w *window) badPermits(field string, value any, want string) error {
-	return &InvalidError{w.name, field, value, want, ErrInvalidPermits}
-}
-
-// tooMany returns the error of a request above the limit.
-func (w *window) tooMany(n, limit int64) error {
-	return w.badPermits("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
-}
-
 // steady turns a clock that may be set back into one that never is. Steps ahead remain.
 type steady struct{ last, back int64 }
 
@@ -82,4 +47,22 @@ func (s *steady) read(micros int64) (now int64, stepped bool) {
 	}
 	s.last = now
 	return now, false
+}
+
+// named is the name of a limiter, which its errors have.
+type named string
+
+// bad returns an ErrInvalidConfig.
+func (n named) bad(field string, value any, want string) error {
+	return &InvalidError{string(n), field, value, want, ErrInvalidConfig}
+}
+
+// badPermits returns an ErrInvalidPermits.
+func (n named) badPermits(field string, value any, want string) error {
+	return &InvalidError{string(n), field, value, want, ErrInvalidPermits}
+}
+
+// tooMany returns the error of a request above the limit.
+func (n named) tooMany(permits, limit int64) error {
+	return n.badPermits("permits", permits, fmt.Sprintf("1 to the limit, %d", limit))
 }

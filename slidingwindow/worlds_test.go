@@ -17,12 +17,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
+	"github.com/go-tokenbucket/tokenbucket/internal/waiting"
 )
 
-// The files of the machine import nothing that locks, reads a clock or sends, and use no channel and no goroutine.
+// The files of the machine import nothing that locks, reads a clock or sends, use no channel and no goroutine, and no Process.
 func TestMachineIsPure(t *testing.T) {
-	for _, file := range []string{"machine.go", "settle.go", "batch.go", "queue.go", "admitted.go", "counts.go", "view.go", "codec.go", "../internal/step/step.go"} {
+	for _, file := range []string{"machine.go", "settle.go", "batch.go", "queue.go", "admitted.go", "counts.go", "view.go", "codec.go"} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		f, err := parser.ParseFile(token.NewFileSet(), file, text, parser.ImportsOnly)
@@ -30,13 +30,10 @@ func TestMachineIsPure(t *testing.T) {
 		for _, i := range f.Imports {
 			path, _ := strconv.Unquote(i.Path.Value)
 			require.NotContains(t, []string{"sync", "sync/atomic", "context"}, path, file)
-			require.False(t, strings.Contains(path, "clockwork") || strings.Contains(path, "go-redis") || strings.HasSuffix(path, "internal/waiting"), "%s imports %s", file, path)
+			require.False(t, strings.Contains(path, "clockwork") || strings.Contains(path, "go-redis"), "%s imports %s", file, path)
 		}
-		for _, word := range []string{"time.Now", "time.Since", "clock.Mono(", "go func", "rand.N(", "rand.Int64N("} {
+		for _, word := range []string{"time.Now", "time.Since", "clock.Mono(", "go func", "rand.N(", "rand.Int64N(", "chan ", "waiting.Process", "waiting.New"} {
 			require.NotContains(t, string(text), word, file)
-		}
-		if file != "../internal/step/step.go" { // a Ticket has the channel of the shell
-			require.NotContains(t, string(text), "chan ", file)
 		}
 	}
 }
@@ -51,28 +48,28 @@ type world struct {
 	log     []string
 	store   counts // of the server
 	granted []part // every admission by the server
-	next    step.Next
+	next    waiting.Next
 	wakeAt  int64 // when the next Tick by Next.Wait is due
 	ring    time.Duration
 }
 
-func newWorld(limit int64, window, resolution time.Duration, policy FailurePolicy, seed uint64) *world {
+func newWorld(limit int64, window, resolution time.Duration, failure FailurePolicy, seed uint64) *world {
 	w := &world{calls: map[int]*call{}, ended: map[int]bool{}, micros: begin}
 	w.m = machine{
-		config: config{name: "x", key: "x", sender: "p", policy: policy0(policy)},
-		rule:   rule{window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
-		limit:  limit, queue: queue{most: 1000}, line: queue{most: 1000}, random: *rand.NewPCG(seed, seed),
+		config: config{
+			name: "x", key: "x", sender: "p", rule: rule{window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
+			policy: policy{waiters: 1000, timeout: time.Second, failure: failure},
+		},
+		limit: limit, random: *rand.NewPCG(seed, seed),
 	}
 	return w
 }
 
-func policy0(p FailurePolicy) policy { return policy{timeout: time.Second, failure: p} }
-
 // step makes a step of the machine, as waiting.Process does.
-func (w *world) step(f func(now step.Moment, out *step.Out) step.Moment) {
-	var out step.Out
+func (w *world) step(f func(now waiting.Moment, out *waiting.Out) waiting.Moment) {
+	var out waiting.Out
 	mono := time.Duration(w.micros-begin+1) * time.Microsecond
-	now := step.Moment{Local: w.micros, Mono: mono}
+	now := waiting.Moment{Local: w.micros, Mono: mono}
 	if w.m.fault != nil {
 		now.Pause = max(0, w.pause-mono)
 	}
@@ -81,7 +78,6 @@ func (w *world) step(f func(now step.Moment, out *step.Out) step.Moment) {
 	if w.wakeAt = 0; w.next.Wait > 0 {
 		w.wakeAt = w.micros + w.next.Wait.Microseconds()
 	}
-	out.Deliver()
 	var ids []int
 	for id := range w.calls {
 		ids = append(ids, id)
@@ -95,7 +91,9 @@ func (w *world) step(f func(now step.Moment, out *step.Out) step.Moment) {
 			case c.err != nil:
 				what = "failed"
 			case c.verdict.ok:
-				what = "admitted"
+				if what = "admitted"; w.m.key == "" { // without Redis the machine is the server
+					w.granted = append(w.granted, part{w.micros, c.n})
+				}
 			}
 			w.log = append(w.log, fmt.Sprintf("%d %s", id, what))
 		}
@@ -105,8 +103,8 @@ func (w *world) step(f func(now step.Moment, out *step.Out) step.Moment) {
 // join adds a call.
 func (w *world) join(id int, c *call) {
 	w.calls[id] = c
-	w.step(func(now step.Moment, out *step.Out) step.Moment {
-		if w.m.Join(c, now, out) != step.Ended && w.ring == 0 {
+	w.step(func(now waiting.Moment, out *waiting.Out) waiting.Moment {
+		if w.m.Join(c, now, out) != waiting.Ended && w.ring == 0 {
 			w.ring = now.Mono + time.Second
 		}
 		return now
@@ -116,7 +114,7 @@ func (w *world) join(id int, c *call) {
 // leave withdraws a call that has not ended.
 func (w *world) leave(id int) {
 	if c := w.calls[id]; c != nil && !w.ended[id] {
-		w.step(func(now step.Moment, out *step.Out) step.Moment {
+		w.step(func(now waiting.Moment, out *waiting.Out) waiting.Moment {
 			w.m.Leave(c, now, out)
 			return now
 		})
@@ -135,7 +133,7 @@ func (w *world) advance(d time.Duration) {
 			at = min(at, begin-1+w.ring.Microseconds())
 		}
 		w.micros = max(w.micros, at)
-		w.step(func(now step.Moment, out *step.Out) step.Moment {
+		w.step(func(now waiting.Moment, out *waiting.Out) waiting.Moment {
 			if w.ring != 0 && now.Mono >= w.ring {
 				w.ring = w.m.Expire(now, out)
 			}
@@ -152,7 +150,7 @@ func (w *world) send() (b *flight) {
 	if !w.next.Send {
 		return nil
 	}
-	w.step(func(now step.Moment, out *step.Out) step.Moment {
+	w.step(func(now waiting.Moment, out *waiting.Out) waiting.Moment {
 		b, _ = w.m.Build(now, out)
 		return now
 	})
@@ -186,15 +184,15 @@ func (w *world) decide(b *flight) []string {
 }
 
 // land settles a batch.
-func (w *world) land(b *flight, reply []string, how step.Landing) {
-	w.step(func(now step.Moment, out *step.Out) step.Moment {
+func (w *world) land(b *flight, reply []string, how waiting.Landing) {
+	w.step(func(now waiting.Moment, out *waiting.Out) waiting.Moment {
 		var err error
-		if how != step.Replied {
+		if how != waiting.Replied {
 			err = fmt.Errorf("%w: of the script", ErrStoreUnavailable)
 		}
 		w.m.Settle(b, reply, how, err, now, out)
 		switch {
-		case how == step.Failed || how == step.Overdue:
+		case how == waiting.Failed || how == waiting.Overdue:
 			w.pause, now.Pause = now.Mono+100*time.Millisecond, 100*time.Millisecond
 			w.m.Outage(err, now, out)
 		case w.m.fault != nil:
@@ -222,6 +220,8 @@ func (w *world) most() (most int64) {
 // The scripts in testdata: what joins, what the server replies, and which calls end. A line is a word and its arguments:
 //
 //	limit L WINDOW RESOLUTION [fail|pass|share N]
+//	most N          of calls may be queued
+//	others N        permits are admitted to other processes
 //	allow ID N | wait ID N | leave ID | advance DURATION
 //	run DURATION    advance, while every batch is sent and replied to at once
 //	send            the machine must want a batch; "idle" that it wants none
@@ -256,6 +256,11 @@ func TestMachineScripts(t *testing.T) {
 						policy = FailOpen
 					}
 					w = newWorld(int64(number(f[1])), duration(f[2]), duration(f[3]), policy, 1)
+				case "most":
+					w.m.policy.waiters = number(f[1])
+				case "others":
+					w.store.advance(&w.m.rule, w.micros)
+					require.True(t, w.store.add(&w.m.rule, int64(number(f[1]))))
 				case "allow", "wait":
 					w.join(number(f[1]), &call{n: int64(number(f[2])), waits: f[0] == "wait"})
 				case "leave":
@@ -266,7 +271,7 @@ func TestMachineScripts(t *testing.T) {
 					for left := duration(f[1]); left > 0; left -= time.Millisecond {
 						w.advance(time.Millisecond)
 						if b := w.send(); b != nil {
-							w.land(b, w.decide(b), step.Replied)
+							w.land(b, w.decide(b), waiting.Replied)
 						}
 					}
 				case "send":
@@ -275,9 +280,9 @@ func TestMachineScripts(t *testing.T) {
 				case "idle":
 					require.Nil(t, w.send(), at)
 				case "reply":
-					w.land(b, w.decide(b), step.Replied)
+					w.land(b, w.decide(b), waiting.Replied)
 				case "lost":
-					w.land(b, nil, step.Failed)
+					w.land(b, nil, waiting.Failed)
 				case "->":
 					require.Equal(t, strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(line), "->")), strings.Join(w.log, ", "), at)
 					w.log = nil
@@ -296,6 +301,9 @@ func history(t *testing.T, seed uint64) uint64 {
 	policies := []FailurePolicy{FailClosed, FailOpen, LocalShare(2)}
 	outages := r.IntN(3) == 0
 	w := newWorld(limit, time.Second, 100*time.Millisecond, policies[r.IntN(3)], seed)
+	if !outages && r.IntN(3) == 0 {
+		w.m.key = ""
+	}
 	var b *flight
 	var reply []string
 	for id := range 60 {
@@ -312,18 +320,18 @@ func history(t *testing.T, seed uint64) uint64 {
 				reply = w.decide(b)
 			}
 		} else if r.IntN(2) == 0 {
-			how := step.Replied
+			how := waiting.Replied
 			if reply == nil {
-				how = step.Failed
+				how = waiting.Failed
 			}
 			w.land(b, reply, how)
 			b = nil
 		}
 	}
 	if b != nil && reply != nil {
-		w.land(b, reply, step.Replied)
+		w.land(b, reply, waiting.Replied)
 	} else if b != nil {
-		w.land(b, nil, step.Failed)
+		w.land(b, nil, waiting.Failed)
 	}
 	if !outages {
 		require.LessOrEqual(t, w.most(), limit, "seed %d", seed)
@@ -334,7 +342,7 @@ func history(t *testing.T, seed uint64) uint64 {
 	for range 100 {
 		if w.advance(300 * time.Millisecond); w.next.Send {
 			if b := w.send(); b != nil {
-				w.land(b, w.decide(b), step.Replied)
+				w.land(b, w.decide(b), waiting.Replied)
 			}
 		}
 	}

@@ -13,22 +13,20 @@ import (
 //
 // Invariant: at is not after the last time that was set.
 type alarm struct {
-	ring  func()
 	timer *time.Timer
 	at    time.Duration // when it rings, by clock.Mono; 0 if unset
 }
 
-// set makes the alarm ring at a time, or before; 0 for no time.
-func (a *alarm) set(at, now time.Duration) {
-	switch {
-	case at == 0 || a.at != 0 && a.at <= at:
+// isLate reports whether the alarm must be set to ring by a time; 0 is no time.
+func (a *alarm) isLate(at time.Duration) bool { return at != 0 && (a.at == 0 || a.at > at) }
+
+// set makes the alarm ring at a time. ring is always the same function.
+func (a *alarm) set(at, now time.Duration, ring func()) {
+	if a.at = at; a.timer == nil {
+		a.timer = time.AfterFunc(at-now, ring)
 		return
-	case a.timer == nil:
-		a.timer = time.AfterFunc(at-now, a.ring)
-	default:
-		a.timer.Reset(at - now)
 	}
-	a.at = at
+	a.timer.Reset(at - now)
 }
 
 // passed records that the alarm has rung, if its time has come.
@@ -50,7 +48,7 @@ func earlier(a, b time.Duration) time.Duration {
 type look struct {
 	ring   func()
 	timers clockwork.Clock // nil for the system's
-	local  clock.Local     // reads timers
+	local  *clock.Local    // reads timers
 	timer  clockwork.Timer
 	at     int64 // when it rings, in microseconds by the clock
 	on     bool

@@ -1,4 +1,4 @@
-// Package waiting runs a machine (package step) whose calls wait for a store.
+// Package waiting runs a [Machine] whose calls wait for a store.
 //
 // Guarantees:
 //
@@ -22,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -29,202 +30,201 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
 )
 
-// Call is a call of a machine: a pointer to a struct that embeds a step.Ticket.
-type Call interface{ Self() *step.Ticket }
+// Call is a call of a machine: a pointer to a struct that embeds a Ticket.
+type Call interface{ ticket() *Ticket }
 
 // Config is the fixed part of a process.
 type Config[C Call, B, R any] struct {
-	Machine step.Machine[C, B, R]
-	Mu      *sync.Mutex     // guards the machine
+	Machine Machine[C, B, R]
 	Clock   clockwork.Clock // nil for the system's
 	// Timeout bounds how long a call waits for the store, and a round trip.
 	Timeout time.Duration
-	// Send makes a round trip with a batch, with a client that may ignore the context.
+	// Send makes a round trip with a batch, with a client that may ignore the context. nil without a store.
 	Send func(context.Context, B) (R, error)
 	// Direct is Send for the goroutine of a caller: it returns when the context ends. nil if there is no such client.
 	Direct func(context.Context, B) (R, error)
 	// Failure returns what an error of Send means, and the error as callers get it.
-	Failure func(error) (step.Landing, error)
+	Failure func(error) (Landing, error)
 }
 
 // Process is the shell around a machine. It is safe for concurrent use, and must not be copied.
 type Process[C Call, B, R any] struct {
-	config Config[C, B, R]
-	source source[C, B, R]
-	trips  batch.Trips[B, R]
+	batch.Place
+	machine Machine[C, B, R]
+	timeout time.Duration
+	failure func(error) (Landing, error)
+	trips   *batch.Trips[B, R]  // nil without a store
+	timers  clockwork.Clock     // as in Config
+	local   clock.Local         // reads timers
+	spare   atomic.Pointer[Out] // of a step that has ended; nil if there is none
 
-	// Mu guards the machine and the fields below.
+	Mu        sync.Mutex // guards the machine and the fields below
 	Outage    outage.Status
 	Abandoned int           // overdue batches whose client has not returned
 	expires   time.Duration // when Expire is due, by clock.Mono; 0 if no call waits for the store
 	alarm     alarm         // for Expire and Next.By
-	look      look          // for Next.Wait
+	look      *look         // for Next.Wait; nil until there is one
 }
 
 // New returns a process. Its machine is at rest: no call waits.
 func New[C Call, B, R any](c Config[C, B, R]) *Process[C, B, R] {
-	p := &Process[C, B, R]{config: c, look: look{timers: c.Clock, local: clock.New(c.Clock)}}
-	p.alarm.ring, p.look.ring = p.ring, p.rungLook
-	p.source.process = p
-	p.trips = batch.Trips[B, R]{Max: 1, Parallel: 1, Send: p.sender(c.Send)}
+	p := &Process[C, B, R]{machine: c.Machine, timeout: c.Timeout, failure: c.Failure, timers: c.Clock, local: clock.New(c.Clock)}
+	if c.Send != nil {
+		p.trips = &batch.Trips[B, R]{Max: 1, Parallel: 1, Send: sender(c.Send)}
+	}
 	if c.Direct != nil {
-		p.trips.Timeout, p.trips.Direct = c.Timeout, p.sender(c.Direct)
+		p.trips.Timeout, p.trips.Direct = c.Timeout, sender(c.Direct)
 	}
 	return p
 }
 
+// Local returns the time by the limiter's clock; see Moment.
+func (p *Process[C, B, R]) Local() int64 { return p.local.Micros() }
+
 // Do makes a call and waits until it has ended. If ctx ends first, the call leaves, and Do returns the error of ctx. Then the result of the
 // call must not be read.
 func (p *Process[C, B, R]) Do(ctx context.Context, c C) error {
-	way, ready := p.join(c)
-	switch way {
-	case step.Ended:
-		return nil
-	case step.Alone:
-		p.trips.Take(ctx, "", &p.source)
-	}
-	return p.await(ctx, c, ready)
-}
-
-// join adds a call.
-func (p *Process[C, B, R]) join(c C) (way step.Way, ready <-chan struct{}) {
-	var out step.Out
-	now := p.begin()
-	if way = p.config.Machine.Join(c, now, &out); way != step.Ended {
-		ready = c.Self().Open()
+	t := c.ticket()
+	now, out := p.Begin()
+	way := p.machine.Join(c, now, out)
+	if way != Ended {
+		t.ready = make(chan struct{})
 		if p.expires == 0 {
-			p.expires = now.Mono + p.config.Timeout
+			p.expires = now.Mono + p.timeout
 		}
 	}
-	p.end(now, &out, way == step.Alone)
-	return way, ready
-}
-
-// await waits until a call has ended or ctx ends.
-func (p *Process[C, B, R]) await(ctx context.Context, c C, ready <-chan struct{}) (err error) {
+	p.end(now, out, way == Alone)
+	switch way {
+	case Ended:
+		return nil
+	case Alone:
+		p.trips.Take(ctx, "", p)
+	}
 	select {
-	case <-ready:
+	case <-t.ready:
 		return nil
 	case <-ctx.Done():
 	}
-	p.Step(func(now step.Moment, out *step.Out) {
-		if !c.Self().Ended() { // else in the same instant: its result counts
-			p.config.Machine.Leave(c, now, out)
-			err = ctx.Err()
-		}
-	})
-	return err
+	now, out = p.Begin()
+	defer p.End(now, out)
+	if t.ended { // in the same instant: its result counts
+		return nil
+	}
+	p.machine.Leave(c, now, out)
+	return ctx.Err()
 }
 
-// Step makes a step of the machine by f, which is called with the lock held.
-func (p *Process[C, B, R]) Step(f func(now step.Moment, out *step.Out)) {
-	var out step.Out
-	now := p.begin()
-	f(now, &out)
-	p.end(now, &out, false)
-}
-
-// begin locks, and returns the time of a step.
-func (p *Process[C, B, R]) begin() step.Moment {
-	p.config.Mu.Lock()
+// Begin locks, and returns the time of a step and where it leaves its effects. Between Begin and End the methods of the machine may be called.
+func (p *Process[C, B, R]) Begin() (Moment, *Out) {
+	out := p.spare.Swap(nil)
+	if out == nil {
+		out = new(Out)
+	}
+	p.Mu.Lock()
 	mono := clock.Mono()
-	now := step.Moment{Local: p.look.local.MicrosAt(mono), Mono: mono}
+	now := Moment{Local: p.local.MicrosAt(mono), Mono: mono}
 	if p.Outage.Down() != nil {
 		now.Pause = p.Outage.UntilProbe()
 	}
-	return now
+	return now, out
 }
 
-// end brings about what follows from a step, and unlocks. With sends, the caller takes care of the batch that is wanted.
-func (p *Process[C, B, R]) end(now step.Moment, out *step.Out, sends bool) {
-	next := p.config.Machine.Tick(now, out)
+// End brings about what follows from a step, and unlocks.
+func (p *Process[C, B, R]) End(now Moment, out *Out) { p.end(now, out, false) }
+
+// end implements End. With sends, the caller takes care of the batch that is wanted.
+func (p *Process[C, B, R]) end(now Moment, out *Out, sends bool) {
+	next := p.machine.Tick(now, out)
 	if next.Send && !sends {
-		p.trips.Ready("", &p.source)
+		p.trips.Ready("", p)
 	}
-	p.alarm.set(earlier(next.By, p.expires), now.Mono)
-	p.look.set(next.Wait, now.Local)
-	p.config.Mu.Unlock()
-	out.Deliver()
+	if at := earlier(next.By, p.expires); p.alarm.isLate(at) {
+		p.alarm.set(at, now.Mono, p.ring)
+	}
+	if next.Wait != 0 && p.look == nil {
+		p.look = &look{ring: p.rungLook, timers: p.timers, local: &p.local}
+	}
+	if p.look != nil {
+		p.look.set(next.Wait, now.Local)
+	}
+	p.Mu.Unlock()
+	out.deliver()
+	if cap(out.wake) <= 64 { // else it is a crowd's
+		p.spare.Store(out)
+	}
 }
 
 // ring is called by the alarm.
 func (p *Process[C, B, R]) ring() {
-	p.Step(func(now step.Moment, out *step.Out) {
-		p.alarm.passed(now.Mono)
-		if p.expires != 0 && now.Mono >= p.expires {
-			p.expires = p.config.Machine.Expire(now, out)
-		}
-	})
+	now, out := p.Begin()
+	p.alarm.passed(now.Mono)
+	if p.expires != 0 && now.Mono >= p.expires {
+		p.expires = p.machine.Expire(now, out)
+	}
+	p.End(now, out)
 }
 
 // rungLook is called by the timer of the limiter's clock: Tick does what is due.
 func (p *Process[C, B, R]) rungLook() {
-	p.Step(func(step.Moment, *step.Out) { p.look.on = false })
-}
-
-// source is the batch.Source of a process.
-type source[C Call, B, R any] struct {
-	batch.Place
-	process *Process[C, B, R]
+	now, out := p.Begin()
+	p.look.on = false
+	p.End(now, out)
 }
 
 // Depart implements batch.Source.
-func (s *source[C, B, R]) Depart() (b B, deadline time.Time, ok bool) {
-	p := s.process
-	p.Step(func(now step.Moment, out *step.Out) { b, ok = p.config.Machine.Build(now, out) })
-	return b, time.Now().Add(p.config.Timeout), ok
+func (p *Process[C, B, R]) Depart() (b B, deadline time.Time, ok bool) {
+	now, out := p.Begin()
+	b, ok = p.machine.Build(now, out)
+	p.End(now, out)
+	return b, time.Now().Add(p.timeout), ok
 }
 
 // Land implements batch.Source.
-func (s *source[C, B, R]) Land(b B, reply R, err error, late bool) {
-	p := s.process
-	how := step.Replied
+func (p *Process[C, B, R]) Land(b B, reply R, err error, late bool) {
+	how := Replied
 	if err != nil {
-		how, err = p.config.Failure(err)
+		how, err = p.failure(err)
 	}
-	var out step.Out
-	now := p.begin()
+	now, out := p.Begin()
 	switch {
 	case late:
-		if p.Abandoned--; how == step.Replied { // it is back
+		if p.Abandoned--; how == Replied { // it is back
 			p.Outage.ProbeNow()
 		}
-		how = step.Late
+		how = Late
 	case errors.Is(err, batch.ErrLate):
-		if p.Abandoned++; how == step.Failed {
-			how = step.Overdue
+		if p.Abandoned++; how == Failed {
+			how = Overdue
 		}
 	}
-	p.config.Machine.Settle(b, reply, how, err, now, &out)
-	now = p.judge(how, err, now, &out)
-	p.end(now, &out, false)
+	p.machine.Settle(b, reply, how, err, now, out)
+	p.End(p.judge(how, err, now, out), out)
 }
 
 // judge begins, continues or ends an outage by the outcome of a batch, and returns now with the pause before the next. Mu must be held.
-func (p *Process[C, B, R]) judge(how step.Landing, err error, now step.Moment, out *step.Out) step.Moment {
+func (p *Process[C, B, R]) judge(how Landing, err error, now Moment, out *Out) Moment {
 	switch how {
-	case step.Failed, step.Overdue:
-		longest := step.MaxPause
+	case Failed, Overdue:
+		longest := MaxPause
 		if p.Abandoned > 2 {
-			longest = step.LongPause
+			longest = LongPause
 		}
-		p.Outage.ProbeFailed(err, step.MinPause, longest)
+		p.Outage.ProbeFailed(err, MinPause, longest)
 		now.Pause = p.Outage.UntilProbe()
-		p.config.Machine.Outage(err, now, out)
-	case step.Replied, step.Unusable, step.Unsent:
+		p.machine.Outage(err, now, out)
+	case Replied, Unusable, Unsent:
 		now.Pause = 0
 		if p.Outage.ProbeAnswered() != nil {
-			p.config.Machine.Outage(nil, now, out)
+			p.machine.Outage(nil, now, out)
 		}
 	}
 	return now
 }
 
 // sender returns a function for batch.Trips that makes round trips by send.
-func (p *Process[C, B, R]) sender(send func(context.Context, B) (R, error)) func(string, []*batch.Item[B, R]) {
+func sender[B, R any](send func(context.Context, B) (R, error)) func(string, []*batch.Item[B, R]) {
 	return func(_ string, items []*batch.Item[B, R]) {
 		for _, i := range items {
 			ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)

@@ -9,13 +9,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/step"
 )
 
 // ask is a call of echo.
 type ask struct {
-	step.Ticket
+	Ticket
 	since time.Duration
 	err   error
 	left  bool
@@ -28,27 +26,27 @@ type echo struct {
 	outages, late int
 }
 
-func (e *echo) Join(c *ask, now step.Moment, out *step.Out) step.Way {
+func (e *echo) Join(c *ask, now Moment, out *Out) Way {
 	if c.since = now.Mono; e.fault != nil && now.Pause > 0 {
 		c.err = e.fault
 		out.End(&c.Ticket)
-		return step.Ended
+		return Ended
 	}
 	e.queue = append(e.queue, c)
 	if e.flying != nil {
-		return step.Queued
+		return Queued
 	}
-	return step.Alone
+	return Alone
 }
 
-func (e *echo) Leave(c *ask, _ step.Moment, _ *step.Out) { c.left = true }
+func (e *echo) Leave(c *ask, _ Moment, _ *Out) { c.left = true }
 
-func (e *echo) Build(step.Moment, *step.Out) ([]*ask, bool) {
+func (e *echo) Build(Moment, *Out) ([]*ask, bool) {
 	e.flying, e.queue = e.queue, nil
 	return e.flying, len(e.flying) > 0
 }
 
-func (e *echo) end(calls []*ask, err error, out *step.Out) {
+func (e *echo) end(calls []*ask, err error, out *Out) {
 	for _, c := range calls {
 		if !c.left && !c.Ended() {
 			c.err = err
@@ -57,8 +55,8 @@ func (e *echo) end(calls []*ask, err error, out *step.Out) {
 	}
 }
 
-func (e *echo) Settle(b []*ask, _ int, how step.Landing, err error, _ step.Moment, out *step.Out) {
-	if how == step.Late {
+func (e *echo) Settle(b []*ask, _ int, how Landing, err error, _ Moment, out *Out) {
+	if how == Late {
 		e.late++
 		return
 	}
@@ -66,7 +64,7 @@ func (e *echo) Settle(b []*ask, _ int, how step.Landing, err error, _ step.Momen
 	e.end(b, err, out)
 }
 
-func (e *echo) Expire(now step.Moment, out *step.Out) (next time.Duration) {
+func (e *echo) Expire(now Moment, out *Out) (next time.Duration) {
 	for _, c := range append(append([]*ask(nil), e.flying...), e.queue...) {
 		if by := c.since + time.Second; by > now.Mono && (next == 0 || by < next) {
 			next = by
@@ -77,11 +75,11 @@ func (e *echo) Expire(now step.Moment, out *step.Out) (next time.Duration) {
 	return next
 }
 
-func (e *echo) Tick(step.Moment, *step.Out) step.Next {
-	return step.Next{Send: e.flying == nil && len(e.queue) > 0}
+func (e *echo) Tick(Moment, *Out) Next {
+	return Next{Send: e.flying == nil && len(e.queue) > 0}
 }
 
-func (e *echo) Outage(err error, _ step.Moment, out *step.Out) {
+func (e *echo) Outage(err error, _ Moment, out *Out) {
 	if err != nil && e.fault == nil {
 		e.outages++
 	}
@@ -99,9 +97,9 @@ func run(t *testing.T, send func(context.Context) error, test func(e *echo, call
 		time.Sleep(50 * 365 * 24 * time.Hour)
 		e := new(echo)
 		p := New(Config[*ask, []*ask, int]{
-			Machine: e, Mu: new(sync.Mutex), Timeout: time.Second,
+			Machine: e, Timeout: time.Second,
 			Send:    func(ctx context.Context, _ []*ask) (int, error) { return 0, send(ctx) },
-			Failure: func(err error) (step.Landing, error) { return step.Failed, err },
+			Failure: func(err error) (Landing, error) { return Failed, err },
 		})
 		test(e, func(ctx context.Context) error {
 			c := new(ask)

@@ -1,14 +1,10 @@
-// Package step has the values that pass between a machine and the shell around it, package waiting.
-//
-// A machine decides: who is granted what, what is sent next, what a reply means. It is a value with methods. It has no lock, reads no clock,
-// starts no goroutine and wakes no caller, so the same steps always lead to the same state. The shell does the rest. This package has no lock
-// either, so that a machine imports nothing that has one.
-package step
+package waiting
 
 import "time"
 
-// Machine is the part of a limiter that decides. B is its batches, R the replies of its store, C its calls, which embed a Ticket. The shell
-// calls one method at a time. Each may end calls, by Out.End.
+// Machine is the part of a limiter that decides: who is granted what, what is sent next, what a reply means. It has no lock, reads no clock,
+// starts no goroutine and wakes no caller, so the same steps always lead to the same state. B is its batches, R the replies of its store, C its
+// calls, which embed a Ticket. The Process calls one method at a time. Each may end calls, by Out.End.
 type Machine[C, B, R any] interface {
 	// Join adds a call.
 	Join(c C, now Moment, out *Out) Way
@@ -86,7 +82,7 @@ type Next struct {
 	By time.Duration
 }
 
-// Out is the effects of a step. The shell brings them about when it has unlocked.
+// Out is the effects of a step. The Process brings them about when it has unlocked.
 type Out struct {
 	wake  []*Ticket
 	notes []func()
@@ -101,8 +97,8 @@ func (o *Out) End(t *Ticket) {
 // Note has f called, for an observer.
 func (o *Out) Note(f func()) { o.notes = append(o.notes, f) }
 
-// Deliver wakes the callers of the calls that have ended, then calls the notes.
-func (o *Out) Deliver() {
+// deliver wakes the callers of the calls that have ended, then calls the notes. Afterwards o is empty.
+func (o *Out) deliver() {
 	for _, t := range o.wake {
 		if t.ready != nil {
 			close(t.ready)
@@ -111,24 +107,18 @@ func (o *Out) Deliver() {
 	for _, note := range o.notes {
 		note()
 	}
+	clear(o.wake)
+	o.wake, o.notes = o.wake[:0], nil
 }
 
-// Ticket is the shell's part of a call. The zero value is ready for use.
+// Ticket is the part of a call that is the Process's. The zero value is ready for use.
 type Ticket struct {
 	ended bool
-	ready chan struct{} // the shell's; nil if no caller waits
+	ready chan struct{} // closed when the call has ended; nil if no caller waits
 }
-
-// Self returns the ticket. Calls that embed one have it, too.
-func (t *Ticket) Self() *Ticket { return t }
 
 // Ended reports whether the call has its result.
 func (t *Ticket) Ended() bool { return t.ended }
 
-// Open returns the channel that is closed when the call has ended.
-func (t *Ticket) Open() <-chan struct{} {
-	if t.ready == nil {
-		t.ready = make(chan struct{})
-	}
-	return t.ready
-}
+// ticket returns t. Calls that embed a Ticket have it, too.
+func (t *Ticket) ticket() *Ticket { return t }
