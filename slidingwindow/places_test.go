@@ -124,7 +124,7 @@ func TestSetLimitAfterTheLastVersion(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.SetLimit(ctx, 7))
 	require.Equal(t, 7, l.Limit())
-	require.EqualValues(t, maxInteger, l.Version())
+	require.Equal(t, int64(maxInteger), l.Version())
 	require.ErrorIs(t, l.SetLimit(ctx, 9), ErrInvalidPermits)
 	require.Equal(t, 7, l.Limit())
 	require.NoError(t, l.SetLimit(ctx, 7), "it is in force")

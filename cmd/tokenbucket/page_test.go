@@ -140,10 +140,9 @@ type pageGateway struct {
 	*process
 	redis *redis.Client
 	limit limitsFile
-	rows  string
 }
 
-// calls makes calls of a path.
+// ask makes calls of a path.
 func (g *pageGateway) ask(path string, n int) {
 	for range n {
 		_, _ = get4(g.url + path)
