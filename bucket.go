@@ -282,7 +282,7 @@ const maxPenalty = time.Hour
 // counts; [RateLimiter.Reset] ends the penalty at once. While the switch is off ([WithSwitch]), Penalize does nothing.
 //
 // Reservations and calls without a timeout, in any process, wait that much longer. Timeouts and context deadlines stay: a call that would
-// now be late is refused as soon as its process has received the penalty. Stored permits are dropped; a bucket that warms up gets as cold as by
+// now be late is refused as soon as its process has received the penalty. Stored permits are dropped. A bucket that warms up cools down, as it does in
 // d without a call.
 //
 // Other processes receive the penalty with their next reply. While a caller waits there, that is within half a second, or half a

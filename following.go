@@ -150,7 +150,8 @@ func (f *following) withoutLimiter(ctx context.Context, refused error, v verb, p
 // Supersede ends the waits of the limiter's callers, because by is in force in its place; nil if no limiter is. Callers that wait by a limiter of
 // [Following] are decided by the rule in force then, in their order if by has the same bucket and priority. Others get [ErrSuperseded], now and
 // for each later call, unless by has the same bucket and priority: then that decides. The bucket's time that the process has taken for the waiters stays
-// theirs, with as many permits as fit into it by the new configuration, or goes back to the bucket (docs/consistency.md). Reservations that were granted, operations and settlements keep what they have.
+// theirs, with as many permits as fit into it by the new configuration, or goes back to the bucket (docs/consistency.md). Reservations that were granted,
+// operations and settlements keep what they have.
 //
 // prepare, if not nil, is called before the waiting callers of l are decided by a limiter of the same bucket and priority: it may reset a bucket of
 // another kind.

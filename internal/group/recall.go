@@ -59,8 +59,8 @@ func (p *Participant) Succeed(before *Participant) {
 	}
 }
 
-// handOver removes the grants without a call that are for the successor: those that cannot go back. By its terms the time of the others may hold many more
-// permits. mu must be held.
+// handOver gives the grants without a call back where their buckets may take them, and removes the others, which are for the successor: by its terms the
+// time of a grant may hold many more permits. mu must be held.
 func (p *Participant) handOver(now int64) (grants spare) {
 	if p.successor == nil || p.ends {
 		return nil

@@ -27,8 +27,8 @@ const (
 	idleAfter  = 30 * time.Second // without a call the state of a fault is read, since no call may come that passes
 )
 
-// Faults has the present faults. A fault begins with a call that fails. It ends with a call of its bucket that passes, with a load after which no call asks the limit, and when its state
-// can be read and no call has failed meanwhile. It is not safe for concurrent use. The zero value has none.
+// Faults has the present faults. A fault begins with a call that fails. It ends with a call of its bucket that passes, with a load after which no call
+// asks the limit, and when its state can be read and no call has failed meanwhile. It is not safe for concurrent use. The zero value has none.
 type Faults[By cmp.Ordered, V any] struct{ kept map[faulty[By]]*Fault[By, V] }
 
 // Failed records a call that has failed.

@@ -1,12 +1,14 @@
 // Package rows decides which limit is in force for each name of a table. Its Machine is a pure function of what it is given: the loads, the buckets that
-// differ from their rows, the confirmations of a person, the position of the switch, and the time of each. It holds no lock and uses no clock, database, network or log.
+// differ from their rows, the confirmations of a person, the position of the switch, and the time of each. It holds no lock and uses no clock, database,
+// network or log.
 //
 // The rules:
 //
 //  1. The row that the last load gives for a name is in force, with the exceptions below. Of several, it is the newest (Newer), and the first of those that
 //     have neither times nor keys. A load that fails changes nothing.
 //  2. A row that turns bad keeps its last valid limit, also beside an older row of its name, and also if its name turns bad. Rows without a key are those of
-//     their name, so a bad one of several keeps the last valid limit, too, and so does one that is missing while the name of any cannot be read. A row that never was valid limits as its caller decides (NeverValid).
+//     their name, so a bad one of several keeps the last valid limit, too, and so does one that is missing while the name of any cannot be read. A row
+//     that never was valid limits as its caller decides (NeverValid).
 //  3. If more than half of the limits that were confirmed are gone or off, they stay in force until three loads in a row agree which. Confirmed are
 //     the limits of the first load, those that came since, and what a person confirms. A limit that is gone for a day without a loss is forgotten. A
 //     single row that is turned off is off at once: a person means that row.
