@@ -346,11 +346,11 @@ func (l *queue) returnSpare(now int64) {
 	for i := len(l.spare) - 1; i >= 0; i-- {
 		if g := l.spare[i]; l.returnable(g, now) {
 			l.spare = slices.Delete(l.spare, i, i+1)
+			how := inTurn
 			if g.back != none {
-				l.giveBack(g, outOfTurn, now)
-				continue
+				how = outOfTurn
 			}
-			l.giveBack(g, inTurn, now)
+			l.giveBack(g, how, now)
 		}
 	}
 }
