@@ -12,15 +12,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// The kinds of clients. All buckets of a single server share its outages. For any other client (of a cluster, a ring, an AutoPipeliner over one
-// of them, a wrapper with methods of its own) the store cannot tell which buckets share a server. Their outages are noticed bucket by bucket,
-// by probes in the bucket's own slot.
-type (
-	redisServer  = script.Server
-	redisCluster = script.Cluster
-	redisRing    = script.Shards
-)
-
 // besides sends the commands of an AutoPipeliner past its queues. In a queue a command would wait for commands to other servers, even dead
 // ones. The engine has combined its requests already.
 type besides struct{ *redis.AutoPipeliner }
@@ -43,11 +34,11 @@ func (s *Store) examine() error {
 	switch c := s.client.(type) {
 	case *redis.AutoPipeliner:
 		s.client = besides{c}
-	case redisServer:
+	case script.Server: // all of its buckets share its outages; those of other clients are noticed bucket by bucket
 		s.oneServer, s.readTimeout = true, c.Options().ReadTimeout
-	case redisCluster:
+	case script.Cluster:
 		s.readTimeout = c.Options().ReadTimeout
-	case redisRing:
+	case script.Shards:
 		if script.MovesKeys(c) {
 			return fmt.Errorf("redis client %s: want %s", script.MovingRing, script.PinnedRing)
 		}
@@ -116,7 +107,7 @@ func (s *Store) Probe(ctx context.Context, key string) error {
 	if !s.poolUsedUp(bucket) {
 		err := s.poolError(bucket, write(s.bounded))
 		if !errors.Is(err, permit.ErrPoolExhausted) {
-			if _, ring := s.client.(redisRing); !ring && !s.oneServer && !script.Lasting(err) && script.Away(err) {
+			if _, ring := s.client.(script.Shards); !ring && !s.oneServer && !script.Lasting(err) && script.Away(err) {
 				script.Locate(s.client, bucket)
 			}
 			return script.ShardsError(ctx, s.client, err)
