@@ -118,8 +118,8 @@ func (f *faults) present(is func(*fault) bool) []fault {
 	return f.Present(is)
 }
 
-// told returns present faults as Stats has them.
-func (f *faults) told(is func(*fault) bool) (all []Fault) {
+// listed returns present faults as Stats has them.
+func (f *faults) listed(is func(*fault) bool) (all []Fault) {
 	for _, is := range f.present(is) {
 		all = append(all, Fault{is.Row, is.Bucket, is.By, is.Of.err, is.Since, is.Calls})
 	}

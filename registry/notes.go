@@ -172,7 +172,7 @@ func (r *Registry) mind() {
 	for logged := time.Now(); ; {
 		select {
 		case now := <-ticker.C:
-			r.logFaults(r.faults.told(func(f *fault) bool { return !f.Since.Before(looked) && f.Since.Before(now) }))
+			r.logFaults(r.faults.listed(func(f *fault) bool { return !f.Since.Before(looked) && f.Since.Before(now) }))
 			looked = now
 			r.watchLoss(r.ctx)
 			if now.Sub(logged) >= again {

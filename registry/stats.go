@@ -73,7 +73,7 @@ func (r *Registry) Stats() Stats {
 	r.notes.mu.Unlock()
 	s.Unmatched = slices.Clone(s.Unmatched)
 	s.Rejected, s.Shadow, s.AllShadow = slices.Clone(s.Rejected), slices.Clone(s.Shadow), r.shadow
-	s.Faults, s.Faulty = r.faults.told(func(*fault) bool { return true }), int(r.faults.calls.Load())
+	s.Faults, s.Faulty = r.faults.listed(func(*fault) bool { return true }), int(r.faults.calls.Load())
 	s.Outdated, s.Loss = slices.Clone(s.Outdated), r.loss()
 	s.Age = time.Since(s.LastGood)
 	r.machine.mu.Lock()
