@@ -43,6 +43,14 @@ func (r *recorder) twice() (again [][]string) {
 	return again
 }
 
+// reserve reserves permits.
+func reserve(t *testing.T, l *tokenbucket.RateLimiter, n int) *tokenbucket.Reservation {
+	t.Helper()
+	r, err := l.Reserve(background, n)
+	require.NoError(t, err)
+	return r
+}
+
 // replay sends them again, as often as asked, and returns the last replies.
 func (r *recorder) replay(t *testing.T, b *bench, times int) []any {
 	t.Helper()
@@ -73,15 +81,10 @@ func TestB5DuplicateGiveBack(t *testing.T) {
 				l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)
 				require.NoError(t, l.Reset(background))
 				other := b.limiter(t, b.direct, slow, size, 5*time.Second)
-				take := func(l *tokenbucket.RateLimiter, n int) *tokenbucket.Reservation {
-					r, err := l.Reserve(background, n)
-					require.NoError(t, err)
-					return r
-				}
-				take(other, size+100) // so that nothing is due, and there is room for a refund too many
-				r, gone := take(l, 7), size+100
+				reserve(t, other, size+100) // so that nothing is due, and there is room for a refund too many
+				r, gone := reserve(t, l, 7), size+100
 				if behind { // then the process keeps it for the next caller
-					take(other, 11)
+					reserve(t, other, 11)
 					gone += 7 + 11
 				}
 				var sent recorder
@@ -95,13 +98,13 @@ func TestB5DuplicateGiveBack(t *testing.T) {
 				is(gone, "given back")
 				sent.replay(t, b, 5)
 				is(gone, "at once")
-				take(other, 100)
+				reserve(t, other, 100)
 				gone += 100
 				sent.replay(t, b, 5)
 				is(gone, "after others")
 				for range 40 {
-					mine := take(l, 1)
-					take(other, 1)
+					mine := reserve(t, l, 1)
+					reserve(t, other, 1)
 					require.NoError(t, mine.Cancel(background))
 					gone++
 				}
@@ -114,7 +117,7 @@ func TestB5DuplicateGiveBack(t *testing.T) {
 				sent.replay(t, b, 5)
 				is(gone, "after a restart that lost nothing")
 				require.NoError(t, l.Reset(background))
-				take(other, 100)
+				reserve(t, other, 100)
 				sent.replay(t, b, 5)
 				is(100, "after a reset")
 			})
@@ -178,17 +181,12 @@ func TestB5DuplicateSettle(t *testing.T) {
 		l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)
 		require.NoError(t, l.Reset(background))
 		other := b.limiter(t, b.direct, slow, size, 5*time.Second)
-		take := func(l *tokenbucket.RateLimiter, n int) *tokenbucket.Reservation {
-			r, err := l.Reserve(background, n)
-			require.NoError(t, err)
-			return r
-		}
-		mine := take(l, 20) // due, so its settlement is sent
+		mine := reserve(t, l, 20) // due, so its settlement is sent
 		var others []*tokenbucket.Reservation
 		for range 6 {
-			others = append(others, take(other, 10))
+			others = append(others, reserve(t, other, 10))
 		}
-		take(other, size) // so there is room for what would come back too often
+		reserve(t, other, size) // so there is room for what would come back too often
 		gone := size + 80
 		var sent recorder
 		b.proxy.Match(b.takes(), sent.record)
